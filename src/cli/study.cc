@@ -45,17 +45,17 @@ class StudyCommand : public Command {
     app.add_option("--scale", scale_, "quick: smaller sizes, for a first look")
         ->check(OneOf({"quick", "full"}))
         ->capture_default_str();
-    app.add_option("--seed", options_.seed, "Seed of what is drawn")->capture_default_str();
-    app.add_option("--checkpoint", options_.checkpoint,
+    app.add_option("--seed", options_.context.seed, "Seed of what is drawn")->capture_default_str();
+    app.add_option("--checkpoint", options_.context.checkpoint,
                    "Studies of a trained model of max retrieval: the folder of its run, or a file "
                    "of weights in one; default: they train one");
-    app.add_option("--decoder", options_.decoder,
+    app.add_option("--decoder", options_.context.decoder,
                    "Studies of a trained sequence model: the folder of its run, or a file of "
                    "weights in one; default: models/asentmax-nape");
     app.add_option("--out", out_,
                    "Folder of the page; default: runs/studies/<name>. With several studies: its "
                    "parent, which gets the page of all of them");
-    app.add_option("--threads", options_.threads,
+    app.add_option("--threads", options_.context.kernels.threads,
                    "Threads; default: one per core. The result is the same")
         ->check(IntegerFrom(1, 4096));
     app.add_flag("--resume", options_.resume,
@@ -67,7 +67,8 @@ class StudyCommand : public Command {
   int Run(const Invocation& invocation) override {
     if (names_.empty()) return List();
     const std::vector<const lab::Analysis*> analyses = Selected();
-    for (const std::filesystem::path& model : {options_.checkpoint, options_.decoder}) {
+    for (const std::filesystem::path& model :
+         {options_.context.checkpoint, options_.context.decoder}) {
       if (!model.empty() && !std::filesystem::exists(model)) {
         throw lab::UsageError(model.string() + ": no such file or folder");
       }
@@ -80,7 +81,7 @@ class StudyCommand : public Command {
     for (const lab::Analysis* analysis : analyses) {
       folders.push_back(root.empty() ? out_ : root / analysis->name);
     }
-    options_.quick = scale_ == "quick";
+    options_.context.quick = scale_ == "quick";
     options_.command = invocation.line;
     options_.progress.terminal = IsTerminal(stderr);
     options_.progress.color = UseColor(stderr);

@@ -21,15 +21,20 @@ void DataTable::Add(std::vector<Cell> row) {
   rows_.push_back(std::move(row));
 }
 
-double DataTable::At(const std::vector<Cell>& keys, const std::string& column) const {
+std::size_t DataTable::Place(const std::string& column) const {
   const auto place = std::find(columns_.begin(), columns_.end(), column);
   if (place == columns_.end()) throw std::logic_error("table " + name_ + " has no " + column);
+  return place - columns_.begin();
+}
+
+double DataTable::At(const std::vector<Cell>& keys, const std::string& column) const {
+  const std::size_t place = Place(column);
   for (const std::vector<Cell>& row : rows_) {
     const bool same =
         std::equal(keys.begin(), keys.end(), row.begin(),
                    [](const Cell& a, const Cell& b) { return CellText(a) == CellText(b); });
     if (!same) continue;
-    const Cell& cell = row[static_cast<std::size_t>(place - columns_.begin())];
+    const Cell& cell = row[place];
     if (const auto* whole = std::get_if<std::int64_t>(&cell)) return static_cast<double>(*whole);
     return std::get<double>(cell);
   }

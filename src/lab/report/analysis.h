@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,6 +30,8 @@ class DataTable {
   const std::vector<std::string>& Columns() const { return columns_; }
   const std::vector<std::vector<Cell>>& Rows() const { return rows_; }
 
+  // The index of a column; std::logic_error if there is none.
+  std::size_t Place(const std::string& column) const;
   // The number in `column` of the first row whose first cells are `keys`; std::logic_error if there
   // is none.
   double At(const std::vector<Cell>& keys, const std::string& column) const;
@@ -106,10 +109,17 @@ struct Fact {
 struct AnalysisResult {
   std::string finding;             // one sentence: what the reader sees
   std::vector<std::string> setup;  // how it was done
-  std::vector<DataTable> tables;
-  std::vector<AnalysisFigure> figures;
+  // References to elements stay valid while more are added.
+  std::deque<DataTable> tables;
+  std::deque<AnalysisFigure> figures;
   std::vector<Fact> facts;
 
+  DataTable& AddTable(std::string name, std::vector<std::string> columns) {
+    return tables.emplace_back(std::move(name), std::move(columns));
+  }
+  AnalysisFigure& AddFigure(AnalysisFigure figure) {
+    return figures.emplace_back(std::move(figure));
+  }
   // std::logic_error if there is no such table.
   const DataTable& Table(const std::string& name) const;
 };

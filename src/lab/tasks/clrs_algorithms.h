@@ -24,9 +24,13 @@ struct ClrsInputs {
   std::int64_t source = 0;                       // the node where a search begins
 };
 
-struct ClrsText {
-  std::string question;  // ends with a line break
-  std::string answer;    // without the empty line that ends an example in the benchmark
+struct ClrsRun {
+  std::string inputs;
+  std::string asked;
+  std::string traced = {};  // what the states are; empty: what is asked
+  // From before the first step to after the last.
+  std::vector<std::string> states = {};
+  std::string answer = {};  // empty: the last state
 };
 
 struct ClrsAlgorithm {
@@ -34,11 +38,18 @@ struct ClrsAlgorithm {
   std::int64_t largest;  // the largest size of the benchmark's validation sets
   // Inputs of size n >= 4, as the benchmark draws them.
   ClrsInputs (*draw)(RandomStream& random, std::int64_t n);
-  // `traced`: the question gives the first state, the answer begins with the states in between.
-  ClrsText (*write)(const ClrsInputs& inputs, bool traced);
+  ClrsRun (*run)(const ClrsInputs& inputs);
 };
 
 // In the order of their names.
 const std::vector<ClrsAlgorithm>& ClrsAlgorithms();
+
+struct ClrsText {
+  std::string question;  // ends with a line break
+  std::string answer;    // without the empty line that ends an example in the benchmark
+};
+
+// `traced`: the question gives the first state, the answer begins with the states in between.
+ClrsText WriteClrs(const ClrsAlgorithm& algorithm, const ClrsInputs& inputs, bool traced);
 
 }  // namespace tsallis::lab

@@ -22,63 +22,12 @@ namespace {
 constexpr std::int64_t kBytes = 128;  // ASCII
 constexpr std::int64_t kSmallest = 4;
 
-class ClrsTask : public GeneratedTask {
- public:
-  ClrsTask(const std::vector<const ClrsAlgorithm*>& algorithms, bool traced)
-      : GeneratedTask(Framing::kUnseparated, kBytes,
-                      {.min = kSmallest, .max = LargestOf(algorithms)}),
-        algorithms_(algorithms),
-        traced_(traced) {}
-
-  std::vector<std::string> Groups() const override {
-    std::vector<std::string> names;
-    for (const ClrsAlgorithm* algorithm : algorithms_) names.emplace_back(algorithm->name);
-    return names;
-  }
-
-  // The question begins with the name.
-  std::size_t GroupOf(const std::int64_t* tokens, std::int64_t count) const override {
-    std::string name;
-    for (std::int64_t i = 1; i < count && tokens[i] != ':'; ++i) {
-      name += static_cast<char>(tokens[i]);
-    }
-    const auto found =
-        std::find_if(algorithms_.begin(), algorithms_.end(),
-                     [&](const ClrsAlgorithm* algorithm) { return name == algorithm->name; });
-    return static_cast<std::size_t>(found - algorithms_.begin());
-  }
-
- protected:
-  Text Fill(RandomStream& random, std::int64_t length) const override {
-    std::vector<const ClrsAlgorithm*> asked;
-    for (const ClrsAlgorithm* algorithm : algorithms_) {
-      if (length <= algorithm->largest) asked.push_back(algorithm);
-    }
-    const ClrsAlgorithm& algorithm =
-        *asked[static_cast<std::size_t>(random.Below(static_cast<std::int64_t>(asked.size())))];
-    const ClrsText text = algorithm.write(algorithm.draw(random, length), traced_);
-    return {{text.question.begin(), text.question.end()}, {text.answer.begin(), text.answer.end()}};
-  }
-
-  std::string DataWord(std::int64_t token) const override {
-    if (token == '\n') return "\\n";
-    if (token == ' ') return "_";
-    return token > ' ' && token < kBytes - 1 ? std::string(1, static_cast<char>(token))
-                                             : fmt::format("\\x{:02x}", token);
-  }
-
- private:
-  static std::int64_t LargestOf(const std::vector<const ClrsAlgorithm*>& algorithms) {
-    std::int64_t largest = kSmallest;
-    for (const ClrsAlgorithm* algorithm : algorithms) {
-      largest = std::max(largest, algorithm->largest);
-    }
-    return largest;
-  }
-
-  std::vector<const ClrsAlgorithm*> algorithms_;
-  bool traced_;
-};
+std::string WordOfByte(std::int64_t byte) {
+  if (byte == '\n') return "\\n";
+  if (byte == ' ') return "_";
+  return byte > ' ' && byte < kBytes - 1 ? std::string(1, static_cast<char>(byte))
+                                         : fmt::format("\\x{:02x}", byte);
+}
 
 }  // namespace
 
@@ -91,6 +40,7 @@ TaskPointer MakeClrsText(TableReader& table) {
   table.Optional("traces", traces);
   if (names.empty()) table.Problem("algorithms", "expected at least one algorithm, got none");
   std::vector<const ClrsAlgorithm*> algorithms;
+  std::int64_t largest = kSmallest;
   for (const std::string& name : names) {
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end()) {
@@ -98,16 +48,36 @@ TaskPointer MakeClrsText(TableReader& table) {
                                               fmt::join(known, ", ")));
       continue;
     }
-    const ClrsAlgorithm* algorithm =
-        &ClrsAlgorithms()[static_cast<std::size_t>(found - known.begin())];
+    const ClrsAlgorithm* algorithm = &ClrsAlgorithms()[found - known.begin()];
     if (std::find(algorithms.begin(), algorithms.end(), algorithm) != algorithms.end()) {
       table.Problem("algorithms", "\"" + name + "\" is there twice");
       continue;
     }
     algorithms.push_back(algorithm);
+    largest = std::max(largest, algorithm->largest);
   }
-  if (algorithms.empty()) algorithms.push_back(&ClrsAlgorithms().front());
-  return std::make_unique<ClrsTask>(algorithms, traces);
+  const auto fill = [=](RandomStream& random, std::int64_t length) -> Text {
+    std::vector<const ClrsAlgorithm*> asked;
+    for (const ClrsAlgorithm* algorithm : algorithms) {
+      if (length <= algorithm->largest) asked.push_back(algorithm);
+    }
+    const ClrsAlgorithm& algorithm = *asked[random.Below(std::ssize(asked))];
+    const ClrsText text = WriteClrs(algorithm, algorithm.draw(random, length), traces);
+    return {{text.question.begin(), text.question.end()}, {text.answer.begin(), text.answer.end()}};
+  };
+  // The question begins with the name.
+  const auto group_of = [=](const std::int64_t* tokens, std::int64_t count) {
+    const std::string name(tokens + 1, std::find(tokens + 1, tokens + count, ':'));
+    return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  };
+  return std::make_unique<GeneratedTask>(Generator{.framing = Framing::kUnseparated,
+                                                   .data_tokens = kBytes,
+                                                   .shortest = kSmallest,
+                                                   .longest = largest,
+                                                   .fill = fill,
+                                                   .word = WordOfByte,
+                                                   .groups = names,
+                                                   .group_of = group_of});
 }
 
 }  // namespace tsallis::lab

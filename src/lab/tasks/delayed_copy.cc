@@ -6,40 +6,24 @@
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
-namespace {
-
-class DelayedCopy : public GeneratedTask {
- public:
-  DelayedCopy(std::int64_t symbols, std::int64_t delay)
-      : GeneratedTask(Framing::kSeparated, symbols + 1, {.min = delay + 4}),
-        symbols_(symbols),
-        delay_(delay) {}
-
- protected:
-  Text Fill(RandomStream& random, std::int64_t length) const override {
-    Text text{UniformTokens(random, (length - delay_) / 2 - 1, symbols_), {}};
-    text.target = text.source;
-    text.source.insert(text.source.end(), static_cast<std::size_t>(delay_), symbols_);
-    return text;
-  }
-
-  std::string DataWord(std::int64_t token) const override {
-    return token == symbols_ ? "_" : std::to_string(token);
-  }
-
- private:
-  std::int64_t symbols_, delay_;
-};
-
-}  // namespace
 
 TaskPointer MakeDelayedCopy(TableReader& table) {
   std::int64_t symbols = 32;
   std::int64_t delay = 0;
   table.Optional("symbols", symbols, SymbolCount());
   table.Optional("delay", delay,
-                 Within<std::int64_t>(0, GeneratedTask::kLongest - 4, "a number of blanks >= 0"));
-  return std::make_unique<DelayedCopy>(symbols, delay);
+                 Within<std::int64_t>(0, Generator::kLongest - 4, "a number of blanks >= 0"));
+  const auto fill = [=](RandomStream& random, std::int64_t length) {
+    Text text{UniformTokens(random, (length - delay) / 2 - 1, symbols), {}};
+    text.target = text.source;
+    text.source.insert(text.source.end(), delay, symbols);
+    return text;
+  };
+  const auto word = [=](std::int64_t token) {
+    return token == symbols ? "_" : std::to_string(token);
+  };
+  return std::make_unique<GeneratedTask>(
+      Generator{.data_tokens = symbols + 1, .shortest = delay + 4, .fill = fill, .word = word});
 }
 
 }  // namespace tsallis::lab

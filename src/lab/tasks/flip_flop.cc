@@ -6,23 +6,17 @@
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
-namespace {
 
-class FlipFlop : public GeneratedTask {
- public:
-  explicit FlipFlop(double write_probability)
-      : GeneratedTask(Framing::kUnseparated, 5, {.min = 4}),
-        write_probability_(write_probability) {}
-
- protected:
+TaskPointer MakeFlipFlop(TableReader& table) {
+  double write_probability = 0.1;
+  table.Optional("write_probability", write_probability, Within(0.0, 1.0, "a probability"));
   enum Token : std::int64_t { kWrite = 2, kIgnore = 3, kRead = 4 };  // 0 and 1 are the bits
-
-  Text Fill(RandomStream& random, std::int64_t length) const override {
+  const auto fill = [=](RandomStream& random, std::int64_t length) {
     Text text;
     std::int64_t stored = 0;
     const std::int64_t pairs = length / 2;
     for (std::int64_t i = 0; i + 1 < pairs; ++i) {
-      const bool writes = i == 0 || random.Uniform() < write_probability_;
+      const bool writes = i == 0 || random.Uniform() < write_probability;
       const std::int64_t bit = random.Below(2);
       if (writes) stored = bit;
       text.source.push_back(writes ? kWrite : kIgnore);
@@ -31,22 +25,13 @@ class FlipFlop : public GeneratedTask {
     text.source.push_back(kRead);
     text.target.push_back(stored);
     return text;
-  }
-
-  std::string DataWord(std::int64_t token) const override {
-    return std::string(1, "01wir"[static_cast<std::size_t>(token)]);
-  }
-
- private:
-  double write_probability_;
-};
-
-}  // namespace
-
-TaskPointer MakeFlipFlop(TableReader& table) {
-  double write_probability = 0.1;
-  table.Optional("write_probability", write_probability, Within(0.0, 1.0, "a probability"));
-  return std::make_unique<FlipFlop>(write_probability);
+  };
+  return std::make_unique<GeneratedTask>(
+      Generator{.framing = Framing::kUnseparated,
+                .data_tokens = 5,
+                .shortest = 4,
+                .fill = fill,
+                .word = [](std::int64_t token) { return std::string(1, "01wir"[token]); }});
 }
 
 }  // namespace tsallis::lab

@@ -33,10 +33,10 @@ std::vector<std::int64_t> DrawDistinct(RandomStream& random, std::int64_t count,
                                        std::int64_t bound) {
   thread_local std::vector<std::int64_t> deck;
   if (static_cast<std::int64_t>(deck.size()) != bound) {
-    deck.resize(static_cast<std::size_t>(bound));
+    deck.resize(bound);
     std::iota(deck.begin(), deck.end(), 0);
   }
-  std::vector<std::int64_t> places(static_cast<std::size_t>(count));
+  std::vector<std::int64_t> places(count);
   for (std::int64_t i = 0; i < count; ++i) {
     places[i] = i + random.Below(bound - i);
     std::swap(deck[i], deck[places[i]]);
@@ -46,82 +46,30 @@ std::vector<std::int64_t> DrawDistinct(RandomStream& random, std::int64_t count,
   return drawn;
 }
 
-class Mqmtar : public GeneratedTask {
- public:
-  // words <= symbols^2.
-  Mqmtar(std::int64_t symbols, std::int64_t words, std::int64_t queries)
-      : GeneratedTask(Framing::kSeparated, kFirstSymbol + symbols,
-                      {.min = 8, .max = std::min(kLongest, LongestFor(words))}),
-        symbols_(symbols),
-        queries_(queries) {
-    RandomStream random(kWordSeed, Purpose::kWords, 0);
-    keys_ = DrawDistinct(random, words, symbols * symbols);
-    values_ = DrawDistinct(random, words, symbols * symbols);
-  }
+std::int64_t Pairs(std::int64_t length) { return length * 8 / (10 * kPairTokens); }
+std::int64_t LongestFor(std::int64_t words) {
+  return ((words + 1) * 10 * kPairTokens - 1) / 8;  // the last with Pairs(length) <= words
+}
 
- protected:
-  Text Fill(RandomStream& random, std::int64_t length) const override {
-    const std::int64_t pairs = Pairs(length);
-    const std::int64_t field = length / pairs;
-    const auto words = static_cast<std::int64_t>(keys_.size());
-    const std::vector<std::int64_t> keys = DrawDistinct(random, pairs, words);
-    const std::vector<std::int64_t> values = DrawDistinct(random, pairs, words);
-    Text text;
-    text.source.reserve(static_cast<std::size_t>(pairs * field + 3 * queries_));
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      const std::int64_t space = field - kPairTokens;
-      const std::int64_t before = SpaceBefore(random, field);
-      text.source.insert(text.source.end(), static_cast<std::size_t>(before), kSpace);
-      AddWord(keys_[keys[i]], text.source);
-      text.source.push_back(kKeyEnd);
-      AddWord(values_[values[i]], text.source);
-      text.source.insert(text.source.end(), static_cast<std::size_t>(1 + space - before), kSpace);
-    }
-    for (std::int64_t i = 0; i < queries_; ++i) {
-      const std::int64_t pair = random.Below(pairs);
-      text.source.push_back(kQuery);
-      AddWord(keys_[keys[pair]], text.source);
-      text.target.push_back(kQuery);
-      AddWord(values_[values[pair]], text.target);
-    }
-    return text;
+// The number of the field - 6 spaces that come before the pair. They are dealt without replacement
+// from field - 1 places before it and field - 3 behind it, as the published code does.
+std::int64_t SpaceBefore(RandomStream& random, std::int64_t field) {
+  std::int64_t before = field - 1;
+  std::int64_t behind = field - 3;
+  for (std::int64_t i = kPairTokens; i < field; ++i) {
+    --(random.Below(before + behind) < before ? before : behind);
   }
+  return field - 1 - before;
+}
 
-  std::string DataWord(std::int64_t token) const override {
-    switch (token) {
-      case kSpace: return "_";
-      case kKeyEnd: return ":";
-      case kQuery: return "?";
-      default: return std::to_string(token - kFirstSymbol);
-    }
+std::string WordOf(std::int64_t token) {
+  switch (token) {
+    case kSpace: return "_";
+    case kKeyEnd: return ":";
+    case kQuery: return "?";
+    default: return std::to_string(token - kFirstSymbol);
   }
-
- private:
-  static std::int64_t Pairs(std::int64_t length) { return length * 8 / (10 * kPairTokens); }
-  static std::int64_t LongestFor(std::int64_t words) {
-    return ((words + 1) * 10 * kPairTokens - 1) / 8;  // the last with Pairs(length) <= words
-  }
-
-  // The number of the field - 6 spaces that come before the pair. They are dealt without
-  // replacement from field - 1 places before it and field - 3 behind it, as the published code
-  // does.
-  static std::int64_t SpaceBefore(RandomStream& random, std::int64_t field) {
-    std::int64_t before = field - 1;
-    std::int64_t behind = field - 3;
-    for (std::int64_t i = kPairTokens; i < field; ++i) {
-      --(random.Below(before + behind) < before ? before : behind);
-    }
-    return field - 1 - before;
-  }
-
-  void AddWord(std::int64_t word, std::vector<std::int64_t>& tokens) const {
-    tokens.push_back(kFirstSymbol + word / symbols_);
-    tokens.push_back(kFirstSymbol + word % symbols_);
-  }
-
-  std::int64_t symbols_, queries_;
-  std::vector<std::int64_t> keys_, values_;  // [words], each below symbols^2: two tokens
-};
+}
 
 }  // namespace
 
@@ -137,7 +85,45 @@ TaskPointer MakeMqmtar(TableReader& table) {
                                " words of two of the " + std::to_string(symbols) + " symbols");
     words = symbols * symbols;
   }
-  return std::make_unique<Mqmtar>(symbols, words, queries);
+  RandomStream drawn(kWordSeed, Purpose::kWords, 0);
+  // [words], each below symbols^2: two tokens.
+  const std::vector<std::int64_t> all_keys = DrawDistinct(drawn, words, symbols * symbols);
+  const std::vector<std::int64_t> all_values = DrawDistinct(drawn, words, symbols * symbols);
+  const auto add_word = [=](std::int64_t word, std::vector<std::int64_t>& tokens) {
+    tokens.push_back(kFirstSymbol + word / symbols);
+    tokens.push_back(kFirstSymbol + word % symbols);
+  };
+  const auto fill = [=](RandomStream& random, std::int64_t length) {
+    const std::int64_t pairs = Pairs(length);
+    const std::int64_t field = length / pairs;
+    const std::vector<std::int64_t> keys = DrawDistinct(random, pairs, words);
+    const std::vector<std::int64_t> values = DrawDistinct(random, pairs, words);
+    Text text;
+    text.source.reserve(pairs * field + 3 * queries);
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const std::int64_t space = field - kPairTokens;
+      const std::int64_t before = SpaceBefore(random, field);
+      text.source.insert(text.source.end(), before, kSpace);
+      add_word(all_keys[keys[i]], text.source);
+      text.source.push_back(kKeyEnd);
+      add_word(all_values[values[i]], text.source);
+      text.source.insert(text.source.end(), 1 + space - before, kSpace);
+    }
+    for (std::int64_t i = 0; i < queries; ++i) {
+      const std::int64_t pair = random.Below(pairs);
+      text.source.push_back(kQuery);
+      add_word(all_keys[keys[pair]], text.source);
+      text.target.push_back(kQuery);
+      add_word(all_values[values[pair]], text.target);
+    }
+    return text;
+  };
+  return std::make_unique<GeneratedTask>(
+      Generator{.data_tokens = kFirstSymbol + symbols,
+                .shortest = 8,
+                .longest = std::min(Generator::kLongest, LongestFor(words)),
+                .fill = fill,
+                .word = WordOf});
 }
 
 }  // namespace tsallis::lab

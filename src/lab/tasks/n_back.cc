@@ -4,36 +4,23 @@
 #include "lab/tasks/sequence_tasks.h"
 
 namespace tsallis::lab {
-namespace {
-
-class NBack : public GeneratedTask {
- public:
-  NBack(std::int64_t symbols, std::int64_t back)
-      : GeneratedTask(Framing::kLabelled, symbols, {}), symbols_(symbols), back_(back) {}
-
- protected:
-  Text Fill(RandomStream& random, std::int64_t length) const override {
-    Text text;
-    text.source.push_back(0);
-    for (std::int64_t i = 0; i < length; ++i) text.source.push_back(1 + random.Below(symbols_ - 1));
-    for (std::int64_t i = 0; i <= length; ++i) {
-      text.target.push_back(i < back_ ? 0 : text.source[static_cast<std::size_t>(i - back_)]);
-    }
-    return text;
-  }
-
- private:
-  std::int64_t symbols_, back_;
-};
-
-}  // namespace
 
 TaskPointer MakeNBack(TableReader& table) {
   std::int64_t symbols = 16;
   std::int64_t back = 2;
   table.Optional("symbols", symbols, SymbolCount());
   table.Optional("back", back, Positive<std::int64_t>());
-  return std::make_unique<NBack>(symbols, back);
+  const auto fill = [=](RandomStream& random, std::int64_t length) {
+    Text text;
+    text.source.push_back(0);
+    for (std::int64_t i = 0; i < length; ++i) text.source.push_back(1 + random.Below(symbols - 1));
+    for (std::int64_t i = 0; i <= length; ++i) {
+      text.target.push_back(i < back ? 0 : text.source[i - back]);
+    }
+    return text;
+  };
+  return std::make_unique<GeneratedTask>(
+      Generator{.framing = Framing::kLabelled, .data_tokens = symbols, .fill = fill});
 }
 
 }  // namespace tsallis::lab

@@ -69,12 +69,10 @@ class NeedleTask : public SequenceTask {
 
   void CheckLength(std::int64_t length) const override {
     windows_.CheckLength(length);
-    const Needle longest{std::string(kLongestCity, 'x'),
-                         std::string(static_cast<std::size_t>(config_.digits), '0')};
-    const std::vector<Needle> needles(static_cast<std::size_t>(config_.needles), longest);
-    std::size_t used = QuestionAndAnswer(needles, 0).text.size();
-    for (const Needle& needle : needles) used += needle.Sentence().size();
-    const auto least = static_cast<std::int64_t>(used) + 1;
+    const Needle longest{std::string(kLongestCity, 'x'), std::string(config_.digits, '0')};
+    const std::vector<Needle> needles(config_.needles, longest);
+    std::int64_t least = QuestionAndAnswer(needles, 0).text.size() + 1;
+    for (const Needle& needle : needles) least += needle.Sentence().size();
     if (length >= least) return;
     throw UsageError(
         fmt::format("length: expected at least {}, which {} needles and their "
@@ -89,9 +87,9 @@ class NeedleTask : public SequenceTask {
     const std::vector<Needle> needles = DrawNeedles(random);
     const std::int64_t of =
         config_.question == "one" ? random.Below(config_.needles) : index % config_.needles;
-    const Asked asked = QuestionAndAnswer(needles, static_cast<std::size_t>(of));
-    std::int64_t hay = length + 1 - static_cast<std::int64_t>(asked.text.size());
-    for (const Needle& needle : needles) hay -= static_cast<std::int64_t>(needle.Sentence().size());
+    const Asked asked = QuestionAndAnswer(needles, of);
+    std::int64_t hay = length + 1 - std::ssize(asked.text);
+    for (const Needle& needle : needles) hay -= std::ssize(needle.Sentence());
     std::vector<std::int64_t> places(needles.size());
     for (std::int64_t& place : places) place = random.Below(hay + 1);
     std::sort(places.begin(), places.end());
@@ -135,8 +133,8 @@ class NeedleTask : public SequenceTask {
 
   std::vector<Needle> DrawNeedles(RandomStream& random) const {
     std::vector<Needle> needles;
-    while (static_cast<std::int64_t>(needles.size()) < config_.needles) {
-      const std::string city = kCities[static_cast<std::size_t>(random.Below(kCities.size()))];
+    while (std::ssize(needles) < config_.needles) {
+      const std::string city = kCities[random.Below(kCities.size())];
       if (std::any_of(needles.begin(), needles.end(),
                       [&](const Needle& other) { return other.city == city; })) {
         continue;

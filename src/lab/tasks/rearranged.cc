@@ -9,30 +9,17 @@ namespace tsallis::lab {
 namespace {
 
 using Tokens = std::vector<std::int64_t>;
-using Arrange = void (*)(Tokens& tokens);
 
-class Rearranged : public GeneratedTask {
- public:
-  Rearranged(std::int64_t symbols, Arrange arrange)
-      : GeneratedTask(Framing::kSeparated, symbols, {}), symbols_(symbols), arrange_(arrange) {}
-
- protected:
-  Text Fill(RandomStream& random, std::int64_t length) const override {
-    const Tokens source = UniformTokens(random, length, symbols_);
-    Text text{source, source};
-    arrange_(text.target);
-    return text;
-  }
-
- private:
-  std::int64_t symbols_;
-  Arrange arrange_;
-};
-
-TaskPointer Make(TableReader& table, Arrange arrange) {
+TaskPointer Make(TableReader& table, void (*arrange)(Tokens& tokens)) {
   std::int64_t symbols = 32;
   table.Optional("symbols", symbols, SymbolCount());
-  return std::make_unique<Rearranged>(symbols, arrange);
+  const auto fill = [=](RandomStream& random, std::int64_t length) {
+    const Tokens source = UniformTokens(random, length, symbols);
+    Text text{source, source};
+    arrange(text.target);
+    return text;
+  };
+  return std::make_unique<GeneratedTask>(Generator{.data_tokens = symbols, .fill = fill});
 }
 
 }  // namespace

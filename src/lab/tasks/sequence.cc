@@ -7,9 +7,9 @@
 namespace tsallis::lab {
 
 void GeneratedTask::CheckLength(std::int64_t length) const {
-  if (length >= lengths_.min && length <= lengths_.max) return;
-  throw UsageError(fmt::format("length: expected {} to {} for this task, got {}", lengths_.min,
-                               lengths_.max, length));
+  if (length >= generator_.shortest && length <= generator_.longest) return;
+  throw UsageError(fmt::format("length: expected {} to {} for this task, got {}",
+                               generator_.shortest, generator_.longest, length));
 }
 
 Text GeneratedTask::DrawText(std::uint64_t seed, Split split, std::int64_t index,
@@ -19,7 +19,7 @@ Text GeneratedTask::DrawText(std::uint64_t seed, Split split, std::int64_t index
   RandomStream random(
       seed, PurposeOf(split),
       (static_cast<std::uint64_t>(length) << 36) | static_cast<std::uint64_t>(index));
-  return Fill(random, length);
+  return generator_.fill(random, length);
 }
 
 Sample FramedTask::Draw(std::uint64_t seed, Split split, std::int64_t index,
@@ -56,11 +56,9 @@ std::string FramedTask::Word(std::int64_t token) const {
   return token < special_.data ? DataWord(token) : special_.Name(token);
 }
 
-std::string GeneratedTask::DataWord(std::int64_t token) const { return std::to_string(token); }
-
 std::vector<std::int64_t> UniformTokens(RandomStream& random, std::int64_t count,
                                         std::int64_t symbols) {
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
+  std::vector<std::int64_t> tokens(count);
   for (std::int64_t& token : tokens) token = random.Below(symbols);
   return tokens;
 }

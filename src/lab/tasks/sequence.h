@@ -9,9 +9,10 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lab/base/random.h"
@@ -106,7 +107,6 @@ class FramedTask : public SequenceTask {
                         std::int64_t length) const = 0;
 
  protected:
-  Framing GetFraming() const { return framing_; }
   virtual std::string DataWord(std::int64_t token) const = 0;
 
  private:
@@ -114,33 +114,47 @@ class FramedTask : public SequenceTask {
   SpecialTokens special_;
 };
 
-class GeneratedTask : public FramedTask {
- public:
-  struct Lengths {
-    std::int64_t min = 1;
-    std::int64_t max = kLongest;
-  };
+// All that a generated task says of itself.
+struct Generator {
   static constexpr std::int64_t kLongest = (1 << 20) - 1;
 
-  GeneratedTask(Framing framing, std::int64_t data_tokens, Lengths lengths)
-      : FramedTask(framing, data_tokens), lengths_(lengths) {}
+  Framing framing = Framing::kSeparated;
+  std::int64_t data_tokens = 0;
+  std::int64_t shortest = 1, longest = kLongest;  // lengths that there are
+  // Draws a sample of such a length; called by several threads.
+  std::function<Text(RandomStream& random, std::int64_t length)> fill = {};
+  // A data token as people read it.
+  std::function<std::string(std::int64_t token)> word = [](std::int64_t token) {
+    return std::to_string(token);
+  };
+  // As Task::Groups() and SequenceTask::GroupOf() have them.
+  std::vector<std::string> groups = {};
+  std::function<std::size_t(const std::int64_t* tokens, std::int64_t count)> group_of = {};
+};
+
+class GeneratedTask : public FramedTask {
+ public:
+  explicit GeneratedTask(Generator generator)
+      : FramedTask(generator.framing, generator.data_tokens), generator_(std::move(generator)) {}
 
   // Where the labels are the tokens that follow, a sample is right if all its answers are, which is
   // when greedy decoding gives the target and its eos.
   Scoring GetScoring() const override {
-    return GetFraming() == Framing::kLabelled ? Scoring::kTokens : Scoring::kExact;
+    return generator_.framing == Framing::kLabelled ? Scoring::kTokens : Scoring::kExact;
   }
   void CheckLength(std::int64_t length) const override;
   Text DrawText(std::uint64_t seed, Split split, std::int64_t index,
                 std::int64_t length) const override;
+  std::vector<std::string> Groups() const override { return generator_.groups; }
+  std::size_t GroupOf(const std::int64_t* tokens, std::int64_t count) const override {
+    return generator_.group_of ? generator_.group_of(tokens, count) : 0;
+  }
 
  protected:
-  // `length` is within the task's range.
-  virtual Text Fill(RandomStream& random, std::int64_t length) const = 0;
-  std::string DataWord(std::int64_t token) const override;
+  std::string DataWord(std::int64_t token) const override { return generator_.word(token); }
 
  private:
-  Lengths lengths_;
+  Generator generator_;
 };
 
 // `count` tokens, each uniform in [0, symbols).

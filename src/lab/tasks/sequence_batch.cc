@@ -9,7 +9,7 @@ namespace tsallis::lab {
 TokenBatch DrawBatch(const SequenceTask& task, std::uint64_t seed, Split split, std::int64_t first,
                      std::int64_t count, std::int64_t length) {
   std::vector<Sample> samples;
-  samples.reserve(static_cast<std::size_t>(count));
+  samples.reserve(count);
   for (std::int64_t i = 0; i < count; ++i) {
     samples.push_back(task.Draw(seed, split, first + i, length));
   }

@@ -36,7 +36,7 @@ void ForSamples(const SequenceTask& task, const std::vector<std::int64_t>& lengt
 
 TEST(SequenceTasks, CopyReverseAndSortAreWhatTheySay) {
   ForSamples(*MakeSequenceTask("copy"), {1, 32, 64}, [](const Text& text, std::int64_t length) {
-    EXPECT_EQ(text.source.size(), static_cast<std::size_t>(length));
+    EXPECT_EQ(std::ssize(text.source), length);
     EXPECT_EQ(text.source, text.target);
   });
   ForSamples(*MakeSequenceTask("reverse"), {1, 33}, [](const Text& text, std::int64_t) {
@@ -61,7 +61,7 @@ TEST(SequenceTasks, NBackNamesTheTokenBefore) {
   for (const std::int64_t back : {1, 2, 5}) {
     const TaskPointer task = MakeSequenceTask("n-back", {"back=" + std::to_string(back)});
     ForSamples(*task, {1, 40}, [&](const Text& text, std::int64_t length) {
-      ASSERT_EQ(text.source.size(), static_cast<std::size_t>(length + 1));
+      ASSERT_EQ(std::ssize(text.source), length + 1);
       ASSERT_EQ(text.target.size(), text.source.size());
       EXPECT_EQ(text.source[0], 0);
       for (std::int64_t i = 0; i <= length; ++i) {
@@ -77,7 +77,7 @@ TEST(SequenceTasks, LocalCountCountsWithinRuns) {
   std::int64_t shortest = 100;
   ForSamples(*MakeSequenceTask("local-count"), {1, 128, 500},
              [&](const Text& text, std::int64_t n) {
-               ASSERT_EQ(text.source.size(), static_cast<std::size_t>(n));
+               ASSERT_EQ(std::ssize(text.source), n);
                std::int64_t run = 0;
                for (std::int64_t i = 0; i < n; ++i) {
                  const bool goes_on = i > 0 && text.source[i] == text.source[i - 1];
@@ -102,7 +102,7 @@ TEST(SequenceTasks, FlipFlopAnswersTheLastWrite) {
     int writes = 0;
     int middle = 0;
     ForSamples(*task, {4, 64, 65}, [&](const Text& text, std::int64_t length) {
-      ASSERT_EQ(static_cast<std::int64_t>(text.source.size()), length / 2 * 2 - 1);
+      ASSERT_EQ(std::ssize(text.source), length / 2 * 2 - 1);
       std::int64_t stored = -1;
       for (std::size_t i = 0; i + 1 < text.source.size(); i += 2) {
         const bool write = text.source[i] == 2;
@@ -116,7 +116,7 @@ TEST(SequenceTasks, FlipFlopAnswersTheLastWrite) {
       EXPECT_EQ(text.source.back(), 4);
       EXPECT_EQ(text.target, Tokens{stored});
     });
-    EXPECT_NEAR(static_cast<double>(writes) / middle, probability, 0.04);
+    EXPECT_NEAR(1.0 * writes / middle, probability, 0.04);
   }
 }
 
@@ -125,7 +125,7 @@ TEST(SequenceTasks, MqmtarAsksForPairsOfTheSample) {
   ForSamples(*task, {8, 32, 64, 128, 1024}, [](const Text& text, std::int64_t length) {
     const std::int64_t pairs = length * 8 / 60;
     const std::int64_t field = length / pairs;
-    ASSERT_EQ(static_cast<std::int64_t>(text.source.size()), pairs * field + 12);
+    ASSERT_EQ(std::ssize(text.source), pairs * field + 12);
     std::map<Tokens, Tokens> dictionary;
     std::set<Tokens> values;
     for (std::int64_t i = 0; i < pairs; ++i) {
@@ -158,7 +158,7 @@ TEST(SequenceTasks, MqmtarHasOneVocabularyAndSpreadsItsSpace) {
   std::map<std::int64_t, int> offsets;
   for (const Split split : {Split::kTrain, Split::kValidation, Split::kTest}) {
     for (std::int64_t i = 0; i < 300; ++i) {
-      const Text text = Generated(*task).DrawText(static_cast<std::uint64_t>(i), split, i, 64);
+      const Text text = Generated(*task).DrawText(i, split, i, 64);
       for (std::int64_t field = 0; field < 64; field += 8) {
         std::int64_t at = 0;
         while (text.source[field + at] == 0) ++at;
@@ -181,13 +181,11 @@ TEST(SequenceTasks, MqmtarHasOneVocabularyAndSpreadsItsSpace) {
 TEST(SequenceTasks, DelayedCopyFillsTheLength) {
   ForSamples(*MakeSequenceTask("delayed-copy", {"delay=10"}), {14, 256},
              [](const Text& text, std::int64_t length) {
-               const auto prefix = static_cast<std::size_t>((length - 10) / 2 - 1);
-               ASSERT_EQ(text.target.size(), prefix);
-               ASSERT_EQ(text.source.size(), prefix + 10);
+               const std::int64_t prefix = (length - 10) / 2 - 1;
+               ASSERT_EQ(std::ssize(text.target), prefix);
+               ASSERT_EQ(std::ssize(text.source), prefix + 10);
                EXPECT_TRUE(std::equal(text.target.begin(), text.target.end(), text.source.begin()));
-               for (std::size_t i = prefix; i < text.source.size(); ++i) {
-                 EXPECT_EQ(text.source[i], 32);
-               }
+               EXPECT_EQ(std::count(text.source.begin() + prefix, text.source.end(), 32), 10);
              });
   const TaskPointer task = MakeSequenceTask("delayed-copy");
   EXPECT_EQ(task->Draw(1, Split::kTrain, 0, 256).tokens.size(), 256U);

@@ -15,21 +15,31 @@
 namespace tsallis::lab {
 namespace {
 
-std::string WordOf(std::int64_t vocabulary, std::int64_t token) {
-  return vocabulary == kBytes ? ByteWord(token) : std::to_string(token);
-}
+class LanguageTask : public SequenceTask {
+ public:
+  explicit LanguageTask(std::int64_t vocabulary) : vocabulary_(vocabulary) {}
 
-std::vector<Metric> LossOf(std::int64_t vocabulary) {
-  return {LossMetric(vocabulary == kBytes ? "byte" : "token")};
-}
+  std::int64_t Vocabulary() const override { return vocabulary_; }
+  std::int64_t Pad() const override { return 0; }
+  Scoring GetScoring() const override { return Scoring::kLoss; }
+  std::vector<Metric> Metrics() const override {
+    return {LossMetric(vocabulary_ == kBytes ? "byte" : "token")};
+  }
+  std::string Word(std::int64_t token) const override {
+    return vocabulary_ == kBytes ? ByteWord(token) : std::to_string(token);
+  }
 
-class TextTask : public SequenceTask {
+ private:
+  std::int64_t vocabulary_;
+};
+
+class TextTask : public LanguageTask {
  public:
   TextTask(std::string corpus, std::int64_t chunk, std::int64_t vocabulary)
-      : vocabulary_(vocabulary), windows_(std::move(corpus), chunk, vocabulary) {}
+      : LanguageTask(vocabulary), windows_(std::move(corpus), chunk, vocabulary) {}
 
   std::optional<TextCodec> Codec(const std::string& name) const override {
-    if (vocabulary_ == kBytes) return TextCodec({});
+    if (Vocabulary() == kBytes) return TextCodec({});
     const std::filesystem::path tokenizer = windows_.Opened().TokenizerFile();
     if (!tokenizer.empty()) return TextCodec(tokenizer);
     throw UsageError(name +
@@ -37,10 +47,6 @@ class TextTask : public SequenceTask {
                      "`tsallis data prepare` takes it with --tokenizer");
   }
 
-  std::int64_t Vocabulary() const override { return vocabulary_; }
-  std::int64_t Pad() const override { return 0; }
-  Scoring GetScoring() const override { return Scoring::kLoss; }
-  std::vector<Metric> Metrics() const override { return LossOf(vocabulary_); }
   void CheckLength(std::int64_t length) const override { windows_.CheckLength(length); }
 
   Sample Draw(std::uint64_t seed, Split split, std::int64_t index,
@@ -53,21 +59,19 @@ class TextTask : public SequenceTask {
   std::int64_t Available(Split split, std::int64_t length) const override {
     return windows_.Count(split, length);
   }
-  std::string Word(std::int64_t token) const override { return WordOf(vocabulary_, token); }
   double BytesPerToken(Split split) const override {
     return windows_.Opened().BytesPerToken(split);
   }
   std::string CorpusChecksum() const override { return windows_.Opened().Checksum(); }
 
  private:
-  std::int64_t vocabulary_;
   TextWindows windows_;
 };
 
-class FileText : public SequenceTask {
+class FileText : public LanguageTask {
  public:
   FileText(const std::filesystem::path& file, const TextTask* like)
-      : path_(file.string()), vocabulary_(like == nullptr ? kBytes : like->Vocabulary()) {
+      : LanguageTask(like == nullptr ? kBytes : like->Vocabulary()), path_(file.string()) {
     const bool regular = std::filesystem::is_regular_file(file);
     const std::optional<std::string> text = regular ? ReadFile(file) : std::nullopt;
     if (!text) throw UsageError(path_ + ": cannot be read");
@@ -82,11 +86,6 @@ class FileText : public SequenceTask {
   std::int64_t Available(Split, std::int64_t length) const override {
     return (static_cast<std::int64_t>(tokens_.size()) - 1) / length;
   }
-
-  std::int64_t Vocabulary() const override { return vocabulary_; }
-  std::int64_t Pad() const override { return 0; }
-  Scoring GetScoring() const override { return Scoring::kLoss; }
-  std::vector<Metric> Metrics() const override { return LossOf(vocabulary_); }
 
   void CheckLength(std::int64_t length) const override {
     if (length >= 1 && length <= Available(Split::kTest, 1)) return;
@@ -104,12 +103,10 @@ class FileText : public SequenceTask {
     return {{begin, begin + length}, {begin + 1, begin + length + 1}};
   }
 
-  std::string Word(std::int64_t token) const override { return WordOf(vocabulary_, token); }
   double BytesPerToken(Split) const override { return bytes_per_token_; }
 
  private:
   std::string path_;
-  std::int64_t vocabulary_;
   std::vector<std::uint32_t> tokens_;
   double bytes_per_token_ = 1.0;
 };

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <regex>
 #include <set>
 #include <string>
@@ -23,8 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kGoOn = [](std::int64_t, std::int64_t) { return true; };
-
 void Write(const fs::path& path, const std::string& text) {
   fs::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary) << text;
@@ -37,6 +36,10 @@ std::string Numbered(const std::string& name, std::int64_t bytes) {
     text += name + " " + std::to_string(line) + "\n";
   }
   return text.substr(0, static_cast<std::size_t>(bytes));
+}
+
+std::string TextOf(const std::vector<std::int64_t>& tokens) {
+  return {tokens.begin(), tokens.end()};
 }
 
 class TextTest : public testing::Test {
@@ -76,10 +79,10 @@ TEST_F(TextTest, FindsTheFirstByteThatIsNoText) {
 
 TEST_F(TextTest, AFileIsInOnePartWholeAndTheSameWhereverItsFolderIs) {
   WriteFiles();
-  const Prepared made = PrepareCorpus(Options(), kGoOn);
+  const Prepared made = PrepareCorpus(Options());
   EXPECT_TRUE(made.made);
   EXPECT_EQ(made.files, 120);
-  EXPECT_FALSE(PrepareCorpus(Options(), kGoOn).made) << "it is there already";
+  EXPECT_FALSE(PrepareCorpus(Options()).made) << "it is there already";
   const Corpus corpus(corpus_);
   std::set<std::string> found;
   std::int64_t all = 0;
@@ -87,8 +90,7 @@ TEST_F(TextTest, AFileIsInOnePartWholeAndTheSameWhereverItsFolderIs) {
     const Corpus::Part& part = corpus.Of(split);
     std::int64_t begin = 0;
     for (const std::int64_t tokens : part.Documents()) {
-      std::string text;
-      for (const std::int64_t token : part.Read(begin, tokens)) text += static_cast<char>(token);
+      const std::string text = TextOf(part.Read(begin, tokens));
       const std::string name = text.substr(0, text.find(' '));
       EXPECT_EQ(text, Numbered(name, tokens));
       EXPECT_TRUE(found.insert(name).second) << name;
@@ -103,15 +105,15 @@ TEST_F(TextTest, AFileIsInOnePartWholeAndTheSameWhereverItsFolderIs) {
   fs::rename(files_, folder_.Path() / "elsewhere");
   PrepareOptions moved = Options();
   moved.inputs = {folder_.Path() / "elsewhere"};
-  EXPECT_FALSE(PrepareCorpus(moved, kGoOn).made);
+  EXPECT_FALSE(PrepareCorpus(moved).made);
 
   moved.folder = folder_.Path() / "again";
-  ASSERT_TRUE(PrepareCorpus(moved, kGoOn).made);
+  ASSERT_TRUE(PrepareCorpus(moved).made);
   EXPECT_EQ(Corpus(moved.folder).Checksum(), corpus.Checksum());
   EXPECT_EQ(corpus.Checksum().size(), 8U);
   Write(folder_.Path() / "elsewhere" / "a" / "file0.txt", Numbered("file0", 41));
   moved.folder = folder_.Path() / "other";
-  ASSERT_TRUE(PrepareCorpus(moved, kGoOn).made);
+  ASSERT_TRUE(PrepareCorpus(moved).made);
   EXPECT_NE(Corpus(moved.folder).Checksum(), corpus.Checksum());
 }
 
@@ -119,19 +121,19 @@ TEST_F(TextTest, BadFilesAreNamedOrLeftOut) {
   WriteFiles();
   Write(files_ / "bad.txt", "good until\xff here");
   Write(files_ / "empty.txt", "");
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(Options(), kGoOn); }),
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(Options()); }),
                  "bad.txt: expected UTF-8 text, got something else at byte 10");
   EXPECT_FALSE(fs::exists(corpus_ / "manifest.json"));
   PrepareOptions options = Options();
   options.skip_bad = true;
-  const Prepared made = PrepareCorpus(options, kGoOn);
+  const Prepared made = PrepareCorpus(options);
   EXPECT_EQ(made.files, 120);
   EXPECT_EQ(made.skipped, 2);
 
   options.inputs = {files_ / "nothing"};
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), "no such file or folder");
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options); }), "no such file or folder");
   options.inputs = {files_ / "a" / "file0.txt"};
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options); }),
                  "numbers: of 1 files none fell to the part");
   EXPECT_THROW(PrepareCorpus(Options(), [](std::int64_t, std::int64_t) { return false; }),
                Interrupted);
@@ -141,7 +143,7 @@ TEST_F(TextTest, ACorpusThatIsDamagedIsRefused) {
   ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }),
                  "no corpus there; `tsallis data prepare corpus` makes it");
   WriteFiles();
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   const fs::path shard = corpus_ / "test.bin";
   const auto size = fs::file_size(shard);
   fs::resize_file(shard, size - 2);
@@ -152,7 +154,7 @@ TEST_F(TextTest, ACorpusThatIsDamagedIsRefused) {
   fs::resize_file(shard, size);
   std::fstream(shard, std::ios::in | std::ios::out | std::ios::binary) << "x";
   ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "expected a header that begins");
-  EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made) << "what is damaged is made again";
+  EXPECT_TRUE(PrepareCorpus(Options()).made) << "what is damaged is made again";
   EXPECT_NO_THROW(Corpus corpus(corpus_));
   Write(corpus_ / "manifest.json", "[1]");
   ExpectContains(UsageErrorOf([&] { Corpus corpus(corpus_); }), "the list \"files\"");
@@ -185,7 +187,7 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
   EXPECT_GE(halfway, 2) << "asked while the tokenizer is trained, and before the first text";
   EXPECT_TRUE(fs::exists(corpus_ / "tokenizer.json"));
   EXPECT_FALSE(fs::exists(corpus_ / "tokenizer.json.tmp"));
-  EXPECT_FALSE(PrepareCorpus(options, kGoOn).made) << "training gives the same again";
+  EXPECT_FALSE(PrepareCorpus(options).made) << "training gives the same again";
   const Corpus corpus(corpus_);
   EXPECT_EQ(corpus.Vocabulary(), 300);
   std::int64_t bytes = 0;
@@ -236,7 +238,7 @@ TEST_F(TextTest, TokensMayBeThoseOfATokenizer) {
            {(files_ / "a" / "file0.txt").string(), "file0.txt: expected a tokenizer.json"},
            {(folder_.Path() / "no.model").string(), "no.model: no such file"}}) {
     options.tokenizer = tokenizer_name;
-    ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), why);
+    ExpectContains(UsageErrorOf([&] { PrepareCorpus(options); }), why);
     EXPECT_FALSE(fs::exists(options.folder / "manifest.json"));
   }
 }
@@ -260,21 +262,19 @@ TEST(TextCodec, SaysHowMuchOfATextIsSettled) {
 
 // The text of a part, as bytes.
 std::string AllOf(const Corpus& corpus, Split split) {
-  std::string text;
   const Corpus::Part& part = corpus.Of(split);
-  for (const std::int64_t token : part.Read(0, part.size())) text += static_cast<char>(token);
-  return text;
+  return TextOf(part.Read(0, part.size()));
 }
 
 TEST_F(TextTest, APartMayHaveSeveralShards) {
   WriteFiles();
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   const Corpus whole(corpus_);
   PrepareOptions options = Options();
   options.folder = folder_.Path() / "shards";
   options.shard_tokens = 1000;
-  EXPECT_TRUE(PrepareCorpus(options, kGoOn).made);
-  EXPECT_FALSE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(options).made);
+  EXPECT_FALSE(PrepareCorpus(options).made);
   EXPECT_TRUE(fs::exists(options.folder / "train_000009.bin"));
   EXPECT_FALSE(fs::exists(options.folder / "train.bin"));
   const Corpus corpus(options.folder);
@@ -285,7 +285,7 @@ TEST_F(TextTest, APartMayHaveSeveralShards) {
   EXPECT_EQ(corpus.Of(Split::kTrain).Read(900, 1500), whole.Of(Split::kTrain).Read(900, 1500));
   // Files of the earlier corpus are removed.
   options.shard_tokens = 1 << 20;
-  EXPECT_TRUE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(options).made);
   EXPECT_FALSE(fs::exists(options.folder / "train_000001.bin"));
   EXPECT_TRUE(fs::exists(options.folder / "train.bin"));
 }
@@ -295,7 +295,7 @@ TEST_F(TextTest, ATopFolderMayBeHeldOut) {
   for (int i = 0; i < 3; ++i) Write(files_ / "c" / (std::to_string(i) + ".txt"), "held");
   PrepareOptions options = Options();
   options.held_out = {{"b", Split::kValidation}, {"c", Split::kTest}};
-  PrepareCorpus(options, kGoOn);
+  PrepareCorpus(options);
   const Corpus corpus(corpus_);
   EXPECT_EQ(AllOf(corpus, Split::kTest), "heldheldheld");
   EXPECT_EQ(corpus.Of(Split::kValidation).Documents().size(), 60U);
@@ -307,7 +307,7 @@ void WriteShard(const fs::path& path, bool wide, const std::vector<std::uint32_t
   std::vector<std::int32_t> header(256);
   header[0] = wide ? 20240801 : 20240520;
   header[1] = wide ? 7 : 1;
-  header[2] = static_cast<std::int32_t>(tokens.size());
+  header[2] = tokens.size();
   std::ofstream out(path, std::ios::binary);
   out.write(reinterpret_cast<const char*>(header.data()), 1024);
   const std::vector<std::uint16_t> narrow(tokens.begin(), tokens.end());
@@ -318,7 +318,7 @@ void WriteShard(const fs::path& path, bool wide, const std::vector<std::uint32_t
 
 std::vector<std::uint32_t> Counting(std::uint32_t first, std::size_t count) {
   std::vector<std::uint32_t> tokens(count);
-  for (std::size_t i = 0; i < count; ++i) tokens[i] = first + static_cast<std::uint32_t>(i);
+  std::iota(tokens.begin(), tokens.end(), first);
   return tokens;
 }
 
@@ -331,9 +331,9 @@ TEST_F(TextTest, ShardsOfOthersAreReadWhereTheyLie) {
   options.name = "web";
   options.inputs = {files_};
   options.folder = corpus_;
-  const Prepared made = PrepareCorpus(options, kGoOn);
+  const Prepared made = PrepareCorpus(options);
   EXPECT_TRUE(made.made);
-  EXPECT_FALSE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_FALSE(PrepareCorpus(options).made);
   EXPECT_EQ(made.tokens[0], 1200);
   const Corpus corpus(corpus_);
   EXPECT_EQ(corpus.Vocabulary(), 100300);
@@ -350,16 +350,16 @@ TEST_F(TextTest, ShardsOfOthersAreReadWhereTheyLie) {
                  "made of shards without their tokenizer");
 
   options.tokenizer = "bpe:400";
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }), "shards are tokens already");
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options); }), "shards are tokens already");
   options.tokenizer.clear();
   EXPECT_THROW(PrepareCorpus(options, [](std::int64_t, std::int64_t) { return false; }),
                Interrupted);
   WriteShard(files_ / "web_more.bin", false, Counting(0, 10));
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options); }),
                  "web_more.bin: expected a shard with train, val (or dev) or test in the name");
   fs::remove(files_ / "web_more.bin");
   Write(files_ / "notes.txt", "text");
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options, kGoOn); }),
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(options); }),
                  "notes.txt: expected a shard (.bin)");
 }
 
@@ -378,34 +378,34 @@ TEST_F(TextTest, FilesThatWereNotMadeByItStay) {
   shards.name = "web";
   shards.inputs = {corpus_ / "train.bin", corpus_ / "val.bin"};
   shards.folder = corpus_;
-  EXPECT_TRUE(PrepareCorpus(shards, kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(shards).made);
   EXPECT_TRUE(fs::exists(corpus_ / "train.bin"));
   EXPECT_EQ(Corpus(corpus_).Of(Split::kTrain).size(), 900);
   // A corpus of text would have files of that name.
   WriteFiles();
   for (const bool has_manifest : {true, false}) {
     if (!has_manifest) fs::remove(corpus_ / "manifest.json");
-    ExpectContains(UsageErrorOf([&] { PrepareCorpus(Options(), kGoOn); }),
+    ExpectContains(UsageErrorOf([&] { PrepareCorpus(Options()); }),
                    "train.bin: would be written over");
     EXPECT_EQ(Shard(corpus_ / "train.bin").size(), 900);
     EXPECT_EQ(asides(), 0);
   }
   fs::remove(corpus_ / "train.bin");
-  EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(Options()).made);
   // A process that was killed while it put its files into their places.
   fs::rename(corpus_ / "manifest.json", corpus_ / "manifest.json.new");
-  EXPECT_TRUE(PrepareCorpus(Options(), kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(Options()).made);
   EXPECT_FALSE(fs::exists(corpus_ / "manifest.json.new"));
   // Files that it made itself stay where they are read from.
   shards.inputs = {corpus_ / "train.bin", corpus_ / "test.bin"};
-  EXPECT_TRUE(PrepareCorpus(shards, kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(shards).made);
   EXPECT_TRUE(fs::exists(corpus_ / "train.bin"));
   EXPECT_FALSE(fs::exists(corpus_ / "validation.bin"));
   // Nor is anything left of a refusal.
   Write(files_ / "bad.txt", "\xff");
   PrepareOptions again = Options();
   again.folder = folder_.Path() / "again";
-  ExpectContains(UsageErrorOf([&] { PrepareCorpus(again, kGoOn); }), "expected UTF-8");
+  ExpectContains(UsageErrorOf([&] { PrepareCorpus(again); }), "expected UTF-8");
   EXPECT_TRUE(fs::is_empty(again.folder));
 }
 
@@ -428,7 +428,7 @@ TEST_F(TextTest, AFileIsReadInWindowsOfAnyLength) {
 
 TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {
   WriteFiles();
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   const TaskPointer task = MakeSequenceTask("text", {"corpus=" + corpus_.string(), "chunk=32"});
   EXPECT_EQ(task->Vocabulary(), 256);
   EXPECT_EQ(task->GetMetric().unit, "nats a byte");
@@ -438,11 +438,9 @@ TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {
     for (std::int64_t i = 0; i < 64 / n; ++i) {
       const Sample sample = task->Draw(1, Split::kTest, i, n);
       ASSERT_EQ(sample.tokens.size(), static_cast<std::size_t>(n));
-      for (std::size_t k = 0; k < sample.tokens.size(); ++k) {
-        read[n] += static_cast<char>(sample.tokens[k]);
-        if (k + 1 == sample.tokens.size()) continue;
-        EXPECT_EQ(sample.labels[k], sample.tokens[k + 1]);
-      }
+      read[n] += TextOf(sample.tokens);
+      EXPECT_TRUE(
+          std::equal(sample.tokens.begin() + 1, sample.tokens.end(), sample.labels.begin()));
     }
   }
   EXPECT_EQ(read[8], read[16]);
@@ -461,24 +459,16 @@ TEST_F(TextTest, WindowsOfEveryLengthReadTheSameTokensOfLongDocuments) {
   ExpectContains(UsageErrorOf([&] { task->Draw(1, Split::kTest, 10000, 32); }), "windows of 32");
 }
 
-std::string TextOf(const std::vector<std::int64_t>& tokens) {
-  std::string text;
-  for (const std::int64_t token : tokens) text += static_cast<char>(token);
-  return text;
-}
-
 // The answer that a sample scores, and what it reads before the question.
 std::string Scored(const Sample& sample) {
-  std::string text;
-  for (const std::int64_t label : sample.labels) {
-    if (label != kNotScored) text += static_cast<char>(label);
-  }
-  return text;
+  std::vector<std::int64_t> scored = sample.labels;
+  std::erase(scored, kNotScored);
+  return TextOf(scored);
 }
 
 TEST_F(TextTest, NeedlesAreAskedForInTheOrderInWhichTheyStand) {
   WriteFiles();
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   const std::string corpus = "corpus=" + corpus_.string();
   // Test documents of more than `chunk` bytes: the hay of 400 tokens would not fit into them.
   const TaskPointer task = MakeSequenceTask("needle", {corpus, "chunk=400", "digits=4"});
@@ -515,7 +505,7 @@ TEST_F(TextTest, ATestOfNeedlesScoresOneOfThem) {
   for (int i = 0; i < 120; ++i) {
     Write(files_ / "long" / (std::to_string(i) + ".txt"), Numbered("long", 600));
   }
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   const std::string corpus = "corpus=" + corpus_.string();
   const TaskPointer all = MakeSequenceTask("needle", {corpus, "chunk=512", "needles=2"});
   for (std::int64_t i = 0; i < 200; ++i) {  // more than there are windows

@@ -43,9 +43,9 @@ class Translation : public FramedTask {
   }
 
   void CheckLength(std::int64_t length) const override {
-    if (length >= 1 && length <= GeneratedTask::kLongest) return;
+    if (length >= 1 && length <= Generator::kLongest) return;
     throw UsageError(fmt::format("length: expected 1 to {} tokens of a source, got {}",
-                                 GeneratedTask::kLongest, length));
+                                 Generator::kLongest, length));
   }
 
   Text DrawText(std::uint64_t seed, Split split, std::int64_t index,

@@ -38,9 +38,7 @@ class TranslationTest : public testing::Test {
     options_.folder = folder_.Path() / "corpus";
     Prepare();
   }
-  void Prepare() {
-    PrepareCorpus(options_, [](std::int64_t, std::int64_t) { return true; });
-  }
+  void Prepare() { PrepareCorpus(options_); }
   TaskPointer Task(std::int64_t vocabulary = 256) {
     return MakeSequenceTask("translation", {"corpus=" + options_.folder.string(),
                                             "vocabulary=" + std::to_string(vocabulary)});
@@ -86,7 +84,7 @@ TEST_F(TranslationTest, AnEpochReadsEveryPairOnce) {
   }
   for (std::vector<std::int64_t> epoch : epochs) {
     std::sort(epoch.begin(), epoch.end());
-    for (int i = 0; i < kPairs; ++i) EXPECT_EQ(epoch[static_cast<std::size_t>(i)], i + 1);
+    for (int i = 0; i < kPairs; ++i) EXPECT_EQ(epoch[i], i + 1);
   }
   EXPECT_NE(epochs[0], epochs[1]);
   EXPECT_NE(epochs[1], epochs[2]);
@@ -116,7 +114,7 @@ TEST_F(TranslationTest, SamplesDoNotDependOnThreads) {
       for (std::int64_t k = 0; k < 4 * kPairs; ++k) {
         const std::int64_t i = (k * 37 + static_cast<std::int64_t>(t) * 11) % (4 * kPairs);
         const Sample sample = shared->Draw(2, Split::kTrain, i, kPairs);
-        wrong[t] += sample.tokens == alone[static_cast<std::size_t>(i)] ? 0 : 1;
+        wrong[t] += sample.tokens == alone[i] ? 0 : 1;
         shared->Draw(t, Split::kTest, 0, 7);
       }
     });

@@ -13,10 +13,8 @@ TextCodec::TextCodec(const std::filesystem::path& tokenizer) {
 
 std::vector<std::uint32_t> TextCodec::Encode(const std::string& text, const std::string& name) {
   if (tokenizer_ == nullptr) {
-    std::vector<std::uint32_t> tokens;
-    tokens.reserve(text.size());
-    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
-    return tokens;
+    const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+    return {bytes, bytes + text.size()};
   }
   const std::int64_t bad = FirstBadByte(text);
   if (bad >= 0) {
@@ -28,9 +26,11 @@ std::vector<std::uint32_t> TextCodec::Encode(const std::string& text, const std:
 
 std::string TextCodec::Decode(const std::vector<std::uint32_t>& tokens) {
   if (tokenizer_ != nullptr) return tokenizer_->Decode(tokens);
-  std::string text;
-  for (const std::uint32_t token : tokens) text.push_back(static_cast<char>(token));
-  return text;
+  return {tokens.begin(), tokens.end()};
+}
+
+std::int64_t TextCodec::Vocabulary() const {
+  return tokenizer_ != nullptr ? tokenizer_->Vocabulary() : kBytes;
 }
 
 std::string TextStream::Push(std::uint32_t token) {

@@ -19,6 +19,7 @@ class TextCodec {
   // UsageError, which begins with `name`, for text that is not UTF-8 where a tokenizer needs it.
   std::vector<std::uint32_t> Encode(const std::string& text, const std::string& name);
   std::string Decode(const std::vector<std::uint32_t>& tokens);
+  std::int64_t Vocabulary() const;
 
  private:
   std::unique_ptr<Tokenizer> tokenizer_;  // null: bytes

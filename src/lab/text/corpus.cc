@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "core/crc32c.h"
 #include "lab/base/errors.h"
@@ -22,79 +23,73 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-[[noreturn]] void Refuse(const fs::path& path, const std::string& why) {
+}  // namespace
+
+void RefuseFile(const fs::path& path, const std::string& why) {
   throw UsageError(path.string() + ": " + why);
 }
 
-// Names of a part's shards, or PART.bin where the manifest has none.
-std::vector<std::string> ShardsOf(const Json& manifest, const fs::path& path, const char* part) {
+void RefuseErrno(const fs::path& path, const std::string& what) {
+  RefuseFile(path, what + ": " + std::strerror(errno));
+}
+
+std::vector<std::string> ShardsOf(const Json& manifest, const char* part) {
   if (!manifest.contains("shards")) return {std::string(part) + ".bin"};
   const Json& shards = manifest["shards"];
   std::vector<std::string> names;
-  if (shards.is_object() && shards.contains(part) && shards[part].is_array()) {
-    for (const Json& name : shards[part]) {
-      if (name.is_string()) names.push_back(name.get<std::string>());
-    }
-  }
-  if (names.empty()) {
-    Refuse(path, fmt::format("expected \"shards\" with a list of files for \"{}\", got {}", part,
-                             shards.dump()));
+  if (!shards.is_object() || !shards.contains(part) || !shards[part].is_array()) return names;
+  for (const Json& name : shards[part]) {
+    if (name.is_string()) names.push_back(name.get<std::string>());
   }
   return names;
 }
-
-}  // namespace
 
 ShardHeader ShardHeader::Of(bool wide, std::int64_t tokens) {
   const auto count = static_cast<std::int32_t>(tokens);
   return wide ? ShardHeader{20240801, 7, count} : ShardHeader{20240520, 1, count};
 }
 
+void Shard::Unmap::operator()(void* memory) const { munmap(memory, bytes); }
+
 Shard::Shard(const fs::path& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) Refuse(path, std::string("cannot be read: ") + std::strerror(errno));
+  if (file < 0) RefuseErrno(path, "cannot be read");
   struct stat about = {};
   fstat(file, &about);
-  bytes_ = static_cast<std::size_t>(about.st_size);
-  if (bytes_ >= ShardHeader::kBytes) {
-    memory_ = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, 0);
+  const auto bytes = static_cast<std::size_t>(about.st_size);
+  void* memory = MAP_FAILED;
+  if (bytes >= ShardHeader::kBytes) {
+    memory = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
   }
   close(file);
-  if (memory_ == nullptr || memory_ == MAP_FAILED) {
-    memory_ = nullptr;
-    Refuse(path,
-           fmt::format("expected tokens behind a header of 1024 bytes, got {} bytes", bytes_));
+  if (memory == MAP_FAILED) {
+    RefuseFile(path,
+               fmt::format("expected tokens behind a header of 1024 bytes, got {} bytes", bytes));
   }
+  memory_ = {memory, Unmap{bytes}};
   ShardHeader header = {};
-  std::memcpy(&header, memory_, sizeof header);
+  std::memcpy(&header, memory, sizeof header);
   const auto fits = [&](const ShardHeader& kind) {
     return header.magic == kind.magic && header.version == kind.version;
   };
   const ShardHeader narrow = ShardHeader::Of(false, 0), wide = ShardHeader::Of(true, 0);
   wide_ = fits(wide);
-  count_ = static_cast<std::int64_t>(bytes_ - ShardHeader::kBytes) / TokenBytes();
-  std::string why;
+  count_ = static_cast<std::int64_t>(bytes - ShardHeader::kBytes) / TokenBytes();
+  tokens_ = static_cast<const char*>(memory) + ShardHeader::kBytes;
   if (!fits(narrow) && !fits(wide)) {
-    why = fmt::format("expected a header that begins {}, {} or {}, {}; got {}, {}", narrow.magic,
-                      narrow.version, wide.magic, wide.version, header.magic, header.version);
-  } else if (header.tokens != count_) {
-    why = fmt::format("expected {} tokens as its header says, got {}", header.tokens, count_);
+    RefuseFile(path, fmt::format("expected a header that begins {}, {} or {}, {}; got {}, {}",
+                                 narrow.magic, narrow.version, wide.magic, wide.version,
+                                 header.magic, header.version));
   }
-  if (!why.empty()) {
-    munmap(memory_, bytes_);
-    memory_ = nullptr;
-    Refuse(path, why);
+  if (header.tokens != count_) {
+    RefuseFile(path,
+               fmt::format("expected {} tokens as its header says, got {}", header.tokens, count_));
   }
-  tokens_ = static_cast<const char*>(memory_) + ShardHeader::kBytes;
-}
-
-Shard::~Shard() {
-  if (memory_ != nullptr) munmap(memory_, bytes_);
 }
 
 std::vector<std::int64_t> Corpus::Part::Read(std::int64_t begin, std::int64_t count) const {
   std::vector<std::int64_t> tokens;
-  tokens.reserve(static_cast<std::size_t>(count));
+  tokens.reserve(count);
   auto shard = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), begin) -
                                         begins_.begin() - 1);
   for (std::int64_t at = begin; at < begin + count; ++at) {
@@ -107,12 +102,12 @@ std::vector<std::int64_t> Corpus::Part::Read(std::int64_t begin, std::int64_t co
 Corpus::Corpus(const fs::path& folder) {
   const fs::path path = folder / "manifest.json";
   if (!fs::exists(path)) {
-    Refuse(folder, fmt::format("no corpus there; `tsallis data prepare {}` makes it",
-                               folder.filename().string()));
+    RefuseFile(folder, fmt::format("no corpus there; `tsallis data prepare {}` makes it",
+                                   folder.filename().string()));
   }
   const Json manifest = ReadJson(path);
   if (!manifest.is_object() || !manifest.contains("files") || !manifest["files"].is_array()) {
-    Refuse(path, "expected an object with the list \"files\"");
+    RefuseFile(path, "expected an object with the list \"files\"");
   }
   if (manifest.contains("tokens") && manifest["tokens"].is_object()) {
     const Json& tokens = manifest["tokens"];
@@ -120,10 +115,10 @@ Corpus::Corpus(const fs::path& folder) {
     if (tokens.contains("tokenizer")) tokenizer_ = folder / tokens.value("tokenizer", "");
     vocabulary_ = tokens.value("vocabulary", std::int64_t{0});
     if (vocabulary_ < 1 || (!tokenizer_.empty() && !fs::is_regular_file(tokenizer_))) {
-      Refuse(path,
-             "expected \"tokens\" with a \"vocabulary\" and, if any, a \"tokenizer\" in the "
-             "folder, got " +
-                 tokens.dump());
+      RefuseFile(path,
+                 "expected \"tokens\" with a \"vocabulary\" and, if any, a \"tokenizer\" in the "
+                 "folder, got " +
+                     tokens.dump());
     }
   }
   if (manifest.contains("pairs")) {
@@ -132,7 +127,7 @@ Corpus::Corpus(const fs::path& folder) {
       return pairs.is_object() && pairs.contains(side) && pairs[side].is_string();
     };
     if (!is_text("source") || !is_text("target")) {
-      Refuse(path, "expected \"pairs\" with \"source\" and \"target\", got " + pairs.dump());
+      RefuseFile(path, "expected \"pairs\" with \"source\" and \"target\", got " + pairs.dump());
     }
     pairs_ = Sides{pairs["source"].get<std::string>(), pairs["target"].get<std::string>()};
   }
@@ -142,7 +137,7 @@ Corpus::Corpus(const fs::path& folder) {
     const auto found = std::find(kPartNames.begin(), kPartNames.end(), name);
     if (found == kPartNames.end() || !file.contains("tokens") ||
         !file["tokens"].is_number_integer()) {
-      Refuse(path, "expected files with \"part\" and \"tokens\", got " + file.dump());
+      RefuseFile(path, "expected files with \"part\" and \"tokens\", got " + file.dump());
     }
     const auto part = static_cast<std::size_t>(found - kPartNames.begin());
     const auto tokens = file["tokens"].get<std::int64_t>();
@@ -154,16 +149,20 @@ Corpus::Corpus(const fs::path& folder) {
   checksum_ = fmt::format("{:08x}", checksum);
   for (std::size_t i = 0; i < kPartNames.size(); ++i) {
     Part& part = parts_[i];
-    const std::vector<std::string> names = ShardsOf(manifest, path, kPartNames[i]);
+    const std::vector<std::string> names = ShardsOf(manifest, kPartNames[i]);
+    if (names.empty()) {
+      RefuseFile(path, fmt::format("expected \"shards\" with a list of files for \"{}\", got {}",
+                                   kPartNames[i], manifest["shards"].dump()));
+    }
     for (const std::string& name : names) {
       part.shards_.push_back(std::make_unique<Shard>(folder / name));
       part.begins_.push_back(part.size() + part.shards_.back()->size());
     }
-    std::int64_t sum = 0;
-    for (const std::int64_t tokens : part.documents_) sum += tokens;
+    const auto sum =
+        std::accumulate(part.documents_.begin(), part.documents_.end(), std::int64_t{0});
     if (sum != part.size()) {
-      Refuse(folder / names.front(),
-             fmt::format("expected {} tokens as manifest.json says, got {}", sum, part.size()));
+      RefuseFile(folder / names.front(),
+                 fmt::format("expected {} tokens as manifest.json says, got {}", sum, part.size()));
     }
   }
 }

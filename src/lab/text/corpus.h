@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ inline constexpr std::int64_t kNarrowVocabulary = 1 << 16;
 
 // The parts' names in manifests and files, as Split.
 inline constexpr std::array<const char*, 3> kPartNames = {"train", "validation", "test"};
+inline const char* PartName(Split part) { return kPartNames[static_cast<int>(part)]; }
 
 struct ShardHeader {
   static constexpr std::size_t kBytes = 1024;
@@ -54,9 +56,6 @@ class Shard {
  public:
   // Throws UsageError for a file that is missing, is no shard or is cut short.
   explicit Shard(const std::filesystem::path& path);
-  ~Shard();
-  Shard(const Shard&) = delete;
-  Shard& operator=(const Shard&) = delete;
 
   std::int64_t size() const { return count_; }
   std::int64_t operator[](std::int64_t i) const {
@@ -68,12 +67,24 @@ class Shard {
   std::int64_t TokenBytes() const { return wide_ ? 4 : 2; }
 
  private:
-  void* memory_ = nullptr;
-  std::size_t bytes_ = 0;
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(void* memory) const;
+  };
+  std::unique_ptr<void, Unmap> memory_;
   const void* tokens_ = nullptr;
   bool wide_ = false;
   std::int64_t count_ = 0;
 };
+
+// UsageError about a file.
+[[noreturn]] void RefuseFile(const std::filesystem::path& path, const std::string& why);
+// With what errno says.
+[[noreturn]] void RefuseErrno(const std::filesystem::path& path, const std::string& what);
+
+// The names of a part's shards in a manifest, PART.bin where it lists none; empty: what it lists is
+// damaged.
+std::vector<std::string> ShardsOf(const nlohmann::ordered_json& manifest, const char* part);
 
 class Corpus {
  public:
@@ -108,7 +119,7 @@ class Corpus {
   // tokens and checksum: two corpora of the same tokens share it, wherever they were made.
   const std::string& Checksum() const { return checksum_; }
 
-  const Part& Of(Split split) const { return parts_[static_cast<std::size_t>(split)]; }
+  const Part& Of(Split split) const { return parts_[static_cast<int>(split)]; }
 
  private:
   Part parts_[3];

@@ -1,9 +1,13 @@
 #include "lab/text/corpus_writer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
+#include <numeric>
+#include <regex>
 #include <set>
 #include <string>
 #include <system_error>
@@ -26,8 +30,8 @@ bool SameBytes(const fs::path& a, const fs::path& b) {
   std::ifstream of_a(a, std::ios::binary), of_b(b, std::ios::binary);
   std::vector<char> part_a(1 << 20), part_b(1 << 20);
   while (of_a && of_b) {
-    of_a.read(part_a.data(), static_cast<std::streamsize>(part_a.size()));
-    of_b.read(part_b.data(), static_cast<std::streamsize>(part_b.size()));
+    of_a.read(part_a.data(), part_a.size());
+    of_b.read(part_b.data(), part_b.size());
     if (of_a.gcount() != of_b.gcount() ||
         !std::equal(part_a.begin(), part_a.begin() + of_a.gcount(), part_b.begin())) {
       return false;
@@ -36,23 +40,17 @@ bool SameBytes(const fs::path& a, const fs::path& b) {
   return true;
 }
 
-std::vector<std::uint32_t> BytesOf(const std::string& text) {
-  std::vector<std::uint32_t> tokens(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<unsigned char>(text[i]);
-  return tokens;
-}
-
-// The source of options.tokenizer, which is given.
-TokenizerSource SourceOfTokens(const PrepareOptions& options,
-                               const std::function<bool(std::string&)>& next,
-                               const std::function<void()>& waiting) {
+// The source of options.tokenizer; none: bytes.
+std::optional<TokenizerSource> SourceOfTokens(const PrepareOptions& options,
+                                              const std::function<bool(std::string&)>& next,
+                                              const std::function<void()>& waiting) {
   const std::string& wanted = options.tokenizer;
-  if (!wanted.starts_with(kTrained)) return {.file = wanted};
-  const std::string number = wanted.substr(kTrained.size());
-  const bool digits = !number.empty() && number.size() < 6 &&
-                      number.find_first_not_of("0123456789") == std::string::npos;
-  const std::int64_t size = digits ? std::stoll(number) : 0;
-  if (size < 257 || size > kNarrowVocabulary) {
+  if (wanted.empty()) return {};
+  if (!wanted.starts_with(kTrained)) return TokenizerSource{.file = wanted};
+  std::int64_t size = 0;
+  const char *number = wanted.data() + kTrained.size(), *end = wanted.data() + wanted.size();
+  const auto [behind, error] = std::from_chars(number, end, size);
+  if (error != std::errc() || behind != end || size <= kBytes || size > kNarrowVocabulary) {
     throw UsageError("--tokenizer: expected bpe:SIZE with a size of 257 to 65536, got " + wanted);
   }
   TokenizerSource source{.file = options.folder / "tokenizer.json.tmp", .trained = true};
@@ -90,24 +88,13 @@ void TokenizerSource::Discard() const {
 }
 
 TokenMaker::TokenMaker(const PrepareOptions& options, const std::function<bool(std::string&)>& next,
-                       const std::function<void()>& waiting) {
-  if (options.tokenizer.empty()) return;
-  source_ = SourceOfTokens(options, next, waiting);
-  tokenizer_.emplace(source_->file);
-}
-
-std::vector<std::uint32_t> TokenMaker::Encode(const std::string& text) {
-  return tokenizer_ ? tokenizer_->Encode(text) : BytesOf(text);
-}
-
-std::int64_t TokenMaker::Vocabulary() const {
-  return tokenizer_ ? tokenizer_->Vocabulary() : kBytes;
-}
+                       const std::function<void()>& waiting)
+    : source_(SourceOfTokens(options, next, waiting)),
+      codec_(source_ ? source_->file : fs::path()) {}
 
 Json TokenMaker::Described(const fs::path& folder) const {
-  if (!tokenizer_) return "bytes";
-  return {{"tokenizer", source_->Place(folder).filename().string()},
-          {"vocabulary", tokenizer_->Vocabulary()}};
+  if (!source_) return "bytes";
+  return {{"tokenizer", source_->Place(folder).filename().string()}, {"vocabulary", Vocabulary()}};
 }
 
 namespace {
@@ -115,63 +102,42 @@ namespace {
 // The manifest of a corpus whose files are being put into their places.
 fs::path ManifestAside(const fs::path& folder) { return folder / "manifest.json.new"; }
 
-// The shards of a manifest that lie in its folder, where they were made.
-std::set<std::string> ShardsMadeIn(const Json& manifest) {
-  std::set<std::string> names;
-  if (!manifest.is_object()) return names;
-  if (!manifest.contains("shards")) {
-    for (const char* part : kPartNames) names.insert(std::string(part) + ".bin");
-    return names;
-  }
-  if (!manifest["shards"].is_object()) return names;
-  for (const auto& [part, shards] : manifest["shards"].items()) {
-    for (const Json& name : shards) {
-      if (!name.is_string()) continue;
-      const auto text = name.get<std::string>();
-      if (!text.empty() && text.find('/') == std::string::npos) names.insert(text);
-    }
-  }
-  return names;
-}
-
-// Also those of a corpus whose making was cut off.
+// The shards that the folder's manifests say were made there: also that of a corpus whose making
+// was cut off.
 std::set<std::string> ShardsMadeHere(const fs::path& folder) {
-  std::set<std::string> names = ShardsMadeIn(ReadManifest(folder));
-  names.merge(ShardsMadeIn(ReadJson(ManifestAside(folder))));
-  return names;
-}
-
-// Whether a shard of a corpus has such a name: "train.bin", "test_000012.bin".
-bool NamesShard(const std::string& name) {
-  for (const std::string part : kPartNames) {
-    if (!name.starts_with(part) || !name.ends_with(".bin")) continue;
-    const std::string number = name.substr(part.size(), name.size() - part.size() - 4);
-    if (number.empty()) return true;
-    if (number.size() == 7 && number.front() == '_' &&
-        number.find_first_not_of("0123456789", 1) == std::string::npos) {
-      return true;
+  std::set<std::string> names;
+  for (const fs::path& file : {folder / "manifest.json", ManifestAside(folder)}) {
+    const Json manifest = ReadJson(file);
+    if (!manifest.is_object()) continue;
+    for (const char* part : kPartNames) {
+      for (const std::string& name : ShardsOf(manifest, part)) {
+        if (!name.empty() && name.find('/') == std::string::npos) names.insert(name);
+      }
     }
   }
-  return false;
+  return names;
 }
 
 }  // namespace
 
-Json ReadManifest(const fs::path& folder) { return ReadJson(folder / "manifest.json"); }
-
 void RefuseFilesInTheWay(const fs::path& folder) {
   const std::set<std::string> made = ShardsMadeHere(folder);
+  const std::regex shard(fmt::format("({})(_[0-9]{{6}})?\\.bin", fmt::join(kPartNames, "|")));
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (!NamesShard(name) || made.contains(name)) continue;
+    if (!std::regex_match(name, shard) || made.contains(name)) continue;
     RefuseFile(entry.path(),
                "would be written over, and no manifest.json says that it was made here; expected "
                "another --folder, or move the file");
   }
 }
 
-void ReplaceCorpus(const fs::path& folder, const Json& manifest, const std::vector<fs::path>& keep,
-                   const std::function<void()>& put) {
+bool ReplaceCorpus(const fs::path& folder, const Json& manifest,
+                   const std::optional<TokenizerSource>& source, bool same,
+                   const std::vector<fs::path>& keep, const std::function<void()>& put) {
+  if (same && ReadJson(folder / "manifest.json") == manifest && (!source || source->IsIn(folder))) {
+    return false;
+  }
   const std::set<std::string> made = ShardsMadeHere(folder);
   WriteFileAtomically(ManifestAside(folder), manifest.dump(1) + "\n");
   fs::remove(folder / "manifest.json");
@@ -184,7 +150,9 @@ void ReplaceCorpus(const fs::path& folder, const Json& manifest, const std::vect
     if (!is_input) fs::remove(file);
   }
   put();
+  if (source) source->Keep(folder);
   fs::rename(ManifestAside(folder), folder / "manifest.json");
+  return true;
 }
 
 void RequireTokens(const PrepareOptions& options, const Prepared& prepared, bool named) {
@@ -221,9 +189,7 @@ class CorpusWriter::Part {
     shards_.back() += count;
   }
   std::int64_t count() const {
-    std::int64_t sum = 0;
-    for (const std::int64_t tokens : shards_) sum += tokens;
-    return sum;
+    return std::accumulate(shards_.begin(), shards_.end(), std::int64_t{0});
   }
   // Whether the files are there already, byte for byte.
   bool Close() {
@@ -299,7 +265,7 @@ CorpusWriter::~CorpusWriter() {
 }
 
 void CorpusWriter::Add(Split part, const std::vector<std::uint32_t>& tokens) {
-  parts_[static_cast<std::size_t>(part)]->Add(tokens);
+  parts_[static_cast<int>(part)]->Add(tokens);
 }
 
 void CorpusWriter::Finish(Json manifest, const std::optional<TokenizerSource>& source,
@@ -316,15 +282,9 @@ void CorpusWriter::Finish(Json manifest, const std::optional<TokenizerSource>& s
       manifest["shards"][kPartNames[i]] = parts_[i]->Names();
     }
   }
-  const fs::path& folder = options_.folder;
-  const Json before = ReadManifest(folder);
-  same = same && before == manifest && (!source || source->IsIn(folder));
-  if (same) return;
-  ReplaceCorpus(folder, manifest, {}, [&] {
+  prepared.made = ReplaceCorpus(options_.folder, manifest, source, same, {}, [&] {
     for (const auto& part : parts_) part->Rename();
-    if (source) source->Keep(folder);
   });
-  prepared.made = true;
 }
 
 }  // namespace tsallis::lab

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "lab/base/random.h"
+#include "lab/text/codec.h"
 #include "lab/text/prepare.h"
-#include "lab/text/tokenizer.h"
 
 namespace tsallis::lab {
 
@@ -46,9 +46,9 @@ class TokenMaker {
     if (source_) source_->Discard();  // one that was trained, and kept by nobody
   }
 
-  std::vector<std::uint32_t> Encode(const std::string& text);
+  std::vector<std::uint32_t> Encode(const std::string& text) { return codec_.Encode(text, "text"); }
   // Without special tokens.
-  std::int64_t Vocabulary() const;
+  std::int64_t Vocabulary() const { return codec_.Vocabulary(); }
   // "tokens" of the manifest in this folder.
   nlohmann::ordered_json Described(const std::filesystem::path& folder) const;
   // None: bytes.
@@ -56,19 +56,19 @@ class TokenMaker {
 
  private:
   std::optional<TokenizerSource> source_;
-  std::optional<Tokenizer> tokenizer_;
+  TextCodec codec_;
 };
-
-// Reads the folder's manifest; null: it has none that can be read.
-nlohmann::ordered_json ReadManifest(const std::filesystem::path& folder);
 
 // Throws where a CorpusWriter would write over a file of the user's: before a tokenizer is trained.
 void RefuseFilesInTheWay(const std::filesystem::path& folder);
 
-// Replaces a corpus. Only files that its manifest says were made in the folder are removed: others
-// are the user's. `keep` are inputs, which stay whoever made them. `put` moves the new shards to
-// their places. A process that is killed in between leaves a folder that can be made again.
-void ReplaceCorpus(const std::filesystem::path& folder, const nlohmann::ordered_json& manifest,
+// Replaces a corpus, unless it has this manifest and tokenizer already and `same` says the like of
+// its shards; returns whether it did. Only files that its manifest says were made in the folder are
+// removed: others are the user's. `keep` are inputs, which stay whoever made them. `put` moves the
+// new shards to their places. A process that is killed in between leaves a folder that can be made
+// again.
+bool ReplaceCorpus(const std::filesystem::path& folder, const nlohmann::ordered_json& manifest,
+                   const std::optional<TokenizerSource>& source, bool same,
                    const std::vector<std::filesystem::path>& keep,
                    const std::function<void()>& put);
 

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -37,12 +35,10 @@ bool IsWanted(const fs::path& path, const PrepareOptions& options) {
 
 }  // namespace
 
-void RefuseFile(const fs::path& path, const std::string& why) {
-  throw UsageError(path.string() + ": " + why);
-}
-
-void RefuseErrno(const fs::path& path, const std::string& what) {
-  RefuseFile(path, what + ": " + std::strerror(errno));
+std::int64_t Document::Bytes() const {
+  std::int64_t bytes = 0;
+  for (const Input& file : files) bytes += file.bytes;
+  return bytes;
 }
 
 std::vector<Input> FilesOf(const PrepareOptions& options) {
@@ -107,7 +103,7 @@ std::string RuleOf(const PrepareOptions& options) {
   }
   std::string rule = "top folder: ";
   for (const HeldOut& held : options.held_out) {
-    rule += fmt::format("{} is {}, ", held.top, kPartNames[static_cast<std::size_t>(held.part)]);
+    rule += fmt::format("{} is {}, ", held.top, PartName(held.part));
   }
   return rule + "else train";
 }
@@ -116,6 +112,12 @@ std::string ReadAll(const fs::path& path) {
   std::optional<std::string> text = ReadFile(path);
   if (!text) RefuseErrno(path, "cannot be read");
   return std::move(*text);
+}
+
+Reading::Reading(const std::vector<Input>& files, std::int64_t times,
+                 const PrepareProgress& progress)
+    : progress_(progress) {
+  for (const Input& file : files) all_ += times * file.bytes;
 }
 
 void Reading::Before() const {

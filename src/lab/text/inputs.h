@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,14 +12,24 @@
 
 namespace tsallis::lab {
 
-[[noreturn]] void RefuseFile(const std::filesystem::path& path, const std::string& why);
-// With what errno says.
-[[noreturn]] void RefuseErrno(const std::filesystem::path& path, const std::string& what);
-
 struct Input {
   std::filesystem::path path;
   std::string name;  // below its folder, which decides the part
   std::int64_t bytes = 0;
+};
+
+// What a corpus is made of: a file, or the two of parallel text, which share a name.
+struct Document {
+  std::string name;
+  std::vector<Input> files;
+
+  std::int64_t Bytes() const;
+};
+
+struct DocumentText {
+  std::vector<std::string> texts = {};  // the text; of parallel text source and target in turns
+  std::int64_t skipped = 0;             // texts, or lines of parallel text, that are left out
+  std::uint32_t checksum = 0;
 };
 
 // By name, so that the order does not depend on the file system. Of folders those that end as
@@ -43,15 +52,15 @@ std::string ReadAll(const std::filesystem::path& path);
 // Counts bytes that have been read, and stops.
 class Reading {
  public:
-  Reading(std::int64_t all, const std::function<bool(std::int64_t, std::int64_t)>& progress)
-      : all_(all), progress_(progress) {}
+  // `times`: how often each file is read.
+  Reading(const std::vector<Input>& files, std::int64_t times, const PrepareProgress& progress);
   // Throws Interrupted.
   void Before() const;
-  void After(const Input& file) { done_ += file.bytes; }
+  void After(std::int64_t bytes) { done_ += bytes; }
 
  private:
-  std::int64_t done_ = 0, all_;
-  const std::function<bool(std::int64_t, std::int64_t)>& progress_;
+  std::int64_t done_ = 0, all_ = 0;
+  const PrepareProgress& progress_;
 };
 
 }  // namespace tsallis::lab

@@ -27,13 +27,13 @@ const Corpus& TextPairs::Opened() const {
 void TextPairs::Find(Split split) const {
   const SpecialTokens special{corpus_->Vocabulary()};
   const Corpus::Part& part = corpus_->Of(split);
-  std::vector<Place>& places = places_[static_cast<std::size_t>(split)];
+  std::vector<Place>& places = places_[static_cast<int>(split)];
   constexpr std::int64_t kPiece = 1 << 20;
   std::int64_t begin = 0, sep = -1, at = 0;
   const auto expect = [&](bool right) {
     if (right) return;
     throw UsageError(fmt::format("corpus {}: its {} part is no row of pairs at token {}", name_,
-                                 kPartNames[static_cast<std::size_t>(split)], at));
+                                 PartName(split), at));
   };
   while (at < part.size()) {
     for (const std::int64_t token : part.Read(at, std::min(kPiece, part.size() - at))) {
@@ -93,8 +93,7 @@ std::shared_ptr<const TextPairs::Order> TextPairs::Shuffled(
   auto order = std::make_shared<Order>(*pairs);
   RandomStream random(epoch.seed, Purpose::kTrain, static_cast<std::uint64_t>(epoch.epoch));
   for (auto remaining = static_cast<std::int64_t>(order->size()); remaining > 1; --remaining) {
-    std::swap((*order)[static_cast<std::size_t>(remaining - 1)],
-              (*order)[static_cast<std::size_t>(random.Below(remaining))]);
+    std::swap((*order)[remaining - 1], (*order)[random.Below(remaining)]);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   shuffled_.emplace_front(epoch, order);
@@ -117,10 +116,10 @@ SentencePair TextPairs::Draw(std::uint64_t seed, Split split, std::int64_t index
     throw UsageError(fmt::format(
         "corpus {}: its {} part has {} pairs of at most {} source and {} target tokens; more were "
         "asked for",
-        name_, kPartNames[static_cast<std::size_t>(split)], count, limits.source, limits.target));
+        name_, PartName(split), count, limits.source, limits.target));
   }
   const auto part = static_cast<std::size_t>(split);
-  const Place& place = places_[part][(*order)[static_cast<std::size_t>(index)]];
+  const Place& place = places_[part][(*order)[index]];
   const Corpus::Part& tokens = corpus_->Of(split);
   return {tokens.Read(place.begin, place.source),
           tokens.Read(place.begin + place.source + 1, place.target)};

@@ -11,6 +11,7 @@
 
 #include "core/crc32c.h"
 #include "lab/base/errors.h"
+#include "lab/base/special_tokens.h"
 #include "lab/text/corpus.h"
 #include "lab/text/corpus_writer.h"
 #include "lab/text/inputs.h"
@@ -22,60 +23,85 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-using Progress = std::function<bool(std::int64_t, std::int64_t)>;
 
 // ---- text
 
 // The text of a file, or nothing where it is empty or, with skip_bad, no text.
-std::string TextOf(const Input& file, const PrepareOptions& options) {
+DocumentText TextOf(const Document& document, const PrepareOptions& options) {
+  const Input& file = document.files.front();
   std::string text = ReadAll(file.path);
   const std::int64_t bad = FirstBadByte(text);
-  if (bad < 0) return text;
-  if (options.skip_bad) return "";
-  RefuseFile(file.path,
-             fmt::format("expected UTF-8 text, got something else at byte {}; --skip-bad "
-                         "leaves such files out",
-                         bad));
+  if (bad >= 0 && !options.skip_bad) {
+    RefuseFile(file.path,
+               fmt::format("expected UTF-8 text, got something else at byte {}; --skip-bad "
+                           "leaves such files out",
+                           bad));
+  }
+  if (bad >= 0 || text.empty()) return {.skipped = 1};
+  const std::uint32_t checksum = Crc32c(text.data(), text.size());
+  return {.texts = {std::move(text)}, .checksum = checksum};
 }
 
-Prepared PrepareText(const PrepareOptions& options, const std::vector<Input>& files,
-                     const Progress& progress) {
-  std::int64_t all = 0;
-  for (const Input& file : files) all += file.bytes;
-  Reading reading(options.tokenizer.starts_with(kTrained) ? 2 * all : all, progress);
-  auto next = files.begin();
-  const auto train_text = [&](std::string& text) {
-    while (next != files.end() && PartOf(next->name, options) != Split::kTrain)
-      reading.After(*next++);
-    if (next == files.end()) return false;
+Prepared PrepareDocuments(const PrepareOptions& options, const std::vector<Input>& files,
+                          const PrepareProgress& progress) {
+  std::vector<Document> documents;
+  if (options.pairs) {
+    documents = ParallelOf(options, files);
+  } else {
+    for (const Input& file : files) documents.push_back({file.name, {file}});
+  }
+  Reading reading(files, options.tokenizer.starts_with(kTrained) ? 2 : 1, progress);
+  const auto read = [&](const Document& document) {
     reading.Before();
-    text = TextOf(*next, options);
-    reading.After(*next++);
+    DocumentText text = options.pairs ? PairsOf(document) : TextOf(document, options);
+    reading.After(document.Bytes());
+    return text;
+  };
+  auto next = documents.begin();
+  const auto train_text = [&](std::string& text) {
+    for (; next != documents.end() && PartOf(next->name, options) != Split::kTrain; ++next) {
+      reading.After(next->Bytes());
+    }
+    if (next == documents.end()) return false;
+    text.clear();
+    const DocumentText document = read(*next++);
+    for (const std::string& one : document.texts) text += options.pairs ? one + '\n' : one;
     return true;
   };
   TokenMaker maker(options, train_text, [&] { reading.Before(); });
-  CorpusWriter writer(options, maker.Vocabulary());
+  const SpecialTokens special{maker.Vocabulary()};
+  CorpusWriter writer(options, options.pairs ? special.All() : special.data);
   Prepared prepared;
   Json list = Json::array();
-  for (const Input& file : files) {
-    reading.Before();
-    const std::string text = TextOf(file, options);
-    reading.After(file);
-    if (text.empty()) {
-      ++prepared.skipped;
-      continue;
+  for (const Document& document : documents) {
+    const DocumentText text = read(document);
+    prepared.skipped += text.skipped;
+    if (text.texts.empty()) continue;
+    std::vector<std::uint32_t> tokens;
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < text.texts.size(); ++i) {
+      const std::vector<std::uint32_t> more = maker.Encode(text.texts[i]);
+      tokens.insert(tokens.end(), more.begin(), more.end());
+      if (options.pairs) tokens.push_back(i % 2 == 0 ? special.Sep() : special.Eos());
+      bytes += text.texts[i].size();
     }
-    const std::vector<std::uint32_t> tokens = maker.Encode(text);
-    const Split part = PartOf(file.name, options);
+    const Split part = PartOf(document.name, options);
     writer.Add(part, tokens);
-    list.push_back({{"path", file.name},
-                    {"part", kPartNames[static_cast<std::size_t>(part)]},
-                    {"tokens", tokens.size()},
-                    {"crc32c", fmt::format("{:08x}", Crc32c(text.data(), text.size()))}});
-    if (maker.Source()) list.back()["bytes"] = text.size();
     ++prepared.files;
+    Json entry = {{"path", document.name}, {"part", PartName(part)}};
+    if (options.pairs) {
+      entry["pairs"] = text.texts.size() / 2;
+      prepared.pairs[static_cast<int>(part)] += text.texts.size() / 2;
+    }
+    entry["tokens"] = tokens.size();
+    entry["crc32c"] = fmt::format("{:08x}", text.checksum);
+    if (options.pairs || maker.Source()) entry["bytes"] = bytes;
+    list.push_back(std::move(entry));
   }
   Json manifest = {{"name", options.name}};
+  if (options.pairs) {
+    manifest["pairs"] = {{"source", options.pairs->source}, {"target", options.pairs->target}};
+  }
   manifest["tokens"] = maker.Described(options.folder);
   manifest["rule"] = RuleOf(options);
   manifest["files"] = std::move(list);
@@ -88,20 +114,19 @@ Prepared PrepareText(const PrepareOptions& options, const std::vector<Input>& fi
 constexpr const char* kShardExtension = ".bin";
 
 Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& files,
-                       const Progress& progress) {
+                       const PrepareProgress& progress) {
   if (options.tokenizer.starts_with(kTrained)) {
     throw UsageError(
         "--tokenizer: shards are tokens already; expected the tokenizer that made them, "
         "or nothing, got " +
         options.tokenizer);
   }
-  std::int64_t all = 0;
-  for (const Input& file : files) all += file.bytes;
+  Reading reading(files, 1, progress);
   std::optional<Tokenizer> tokenizer;
   if (!options.tokenizer.empty()) tokenizer.emplace(options.tokenizer);
   Prepared prepared;
   std::array<Json, 3> documents, shards;
-  std::int64_t largest = 0, done = 0;
+  std::int64_t largest = 0;
   for (const Input& file : files) {
     const std::optional<Split> split = NamedPart(file.path.filename().string());
     if (!split) RefuseFile(file.path, std::string("expected a shard with ") + kNamedParts);
@@ -109,15 +134,14 @@ Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& 
     std::uint32_t checksum = 0;
     constexpr std::int64_t kPiece = 1 << 22;
     for (std::int64_t begin = 0; begin < shard.size(); begin += kPiece) {
-      if (!progress(done + begin * shard.TokenBytes(), all)) {
-        throw Interrupted("stopped; nothing was made");
-      }
+      reading.Before();
       const std::int64_t end = std::min(shard.size(), begin + kPiece);
       for (std::int64_t i = begin; i < end; ++i) largest = std::max(largest, shard[i]);
-      checksum = Crc32c(static_cast<const char*>(shard.data()) + begin * shard.TokenBytes(),
-                        static_cast<std::size_t>((end - begin) * shard.TokenBytes()), checksum);
+      const std::int64_t bytes = (end - begin) * shard.TokenBytes();
+      checksum = Crc32c(static_cast<const char*>(shard.data()) + begin * shard.TokenBytes(), bytes,
+                        checksum);
+      reading.After(bytes);
     }
-    done += file.bytes;
     const auto part = static_cast<std::size_t>(*split);
     prepared.tokens[part] += shard.size();
     documents[part].push_back({{"path", file.name},
@@ -155,16 +179,9 @@ Prepared PrepareShards(const PrepareOptions& options, const std::vector<Input>& 
     manifest["shards"][kPartNames[i]] = shards[i];
     for (const Json& document : documents[i]) manifest["files"].push_back(document);
   }
-  const Json before = ReadManifest(options.folder);
-  if (before == manifest && (!source || source->IsIn(options.folder))) {
-    return prepared;
-  }
   std::vector<fs::path> inputs;
   for (const Input& file : files) inputs.push_back(file.path);
-  ReplaceCorpus(options.folder, manifest, inputs, [&] {
-    if (source) source->Keep(options.folder);
-  });
-  prepared.made = true;
+  prepared.made = ReplaceCorpus(options.folder, manifest, source, /*same=*/true, inputs, [] {});
   return prepared;
 }
 
@@ -197,7 +214,7 @@ std::int64_t FirstBadByte(const std::string& text) {
   return -1;
 }
 
-Prepared PrepareCorpus(const PrepareOptions& options, const Progress& progress) {
+Prepared PrepareCorpus(const PrepareOptions& options, const PrepareProgress& progress) {
   const std::vector<Input> files = FilesOf(options);
   std::error_code error;
   fs::create_directories(options.folder, error);
@@ -205,8 +222,7 @@ Prepared PrepareCorpus(const PrepareOptions& options, const Progress& progress) 
   const auto is_shard = [](const Input& file) { return file.path.extension() == kShardExtension; };
   if (options.pairs || !std::any_of(files.begin(), files.end(), is_shard)) {
     RefuseFilesInTheWay(options.folder);
-    return options.pairs ? PreparePairs(options, files, progress)
-                         : PrepareText(options, files, progress);
+    return PrepareDocuments(options, files, progress);
   }
   const auto text = std::find_if_not(files.begin(), files.end(), is_shard);
   if (text != files.end()) {

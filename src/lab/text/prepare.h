@@ -45,8 +45,11 @@ struct Prepared {
   std::int64_t tokens[3] = {0, 0, 0};  // of each Split
 };
 
-// Reads the files in the order of their paths. `progress(done, all)` counts bytes, twice where a
-// tokenizer is trained.
+// Is told of bytes that are done, and of all; false stops.
+using PrepareProgress = std::function<bool(std::int64_t done, std::int64_t all)>;
+
+// Reads the files in the order of their paths. `progress` counts them twice where a tokenizer is
+// trained.
 // Inputs that end in ".bin" are shards, which stay where they are. The name of a shard tells its
 // part: "train", "val" or "dev", or "test". If validation or test has no shard, it takes those of
 // the other. The vocabulary is the tokenizer's, or else ends with the largest token.
@@ -56,8 +59,9 @@ struct Prepared {
 // UsageError for what cannot be read, is not text (naming file and byte), lacks its translation
 // (naming file and line), or leaves a part without tokens; Interrupted when `progress` returns
 // false.
-Prepared PrepareCorpus(const PrepareOptions& options,
-                       const std::function<bool(std::int64_t, std::int64_t)>& progress);
+Prepared PrepareCorpus(
+    const PrepareOptions& options,
+    const PrepareProgress& progress = [](std::int64_t, std::int64_t) { return true; });
 
 // The first byte at which `text` is not UTF-8, or -1. A zero byte is no text.
 std::int64_t FirstBadByte(const std::string& text);

@@ -1,7 +1,6 @@
-// Making a corpus of parallel text (prepare.h).
+// Parallel text as documents of a corpus (prepare.h).
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "lab/text/inputs.h"
@@ -9,9 +8,11 @@
 
 namespace tsallis::lab {
 
-// Does what PrepareCorpus() does, for options.pairs, which are given, and files that end as one of
-// them.
-Prepared PreparePairs(const PrepareOptions& options, const std::vector<Input>& files,
-                      const std::function<bool(std::int64_t, std::int64_t)>& progress);
+// The documents of files that end as one of the two that options.pairs has, by their names.
+// UsageError for a file without its translation.
+std::vector<Document> ParallelOf(const PrepareOptions& options, const std::vector<Input>& files);
+
+// The pairs of sentences of one. UsageError where its files do not fit each other.
+DocumentText PairsOf(const Document& document);
 
 }  // namespace tsallis::lab

@@ -21,7 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kGoOn = [](std::int64_t, std::int64_t) { return true; };
 constexpr PairLimits kAny = {1000, 1000};
 
 class PairsTest : public testing::Test {
@@ -52,7 +51,7 @@ class PairsTest : public testing::Test {
     return options;
   }
   std::string Error(const PrepareOptions& options) {
-    return UsageErrorOf([&] { PrepareCorpus(options, kGoOn); });
+    return UsageErrorOf([&] { PrepareCorpus(options); });
   }
 
   TemporaryFolder folder_;
@@ -70,12 +69,12 @@ TEST_F(PairsTest, ComeBackAsTheyStandInTheFiles) {
   for (const std::string tokenizer : {"", "bpe:300"}) {
     PrepareOptions options = Options();
     options.tokenizer = tokenizer;
-    const Prepared made = PrepareCorpus(options, kGoOn);
+    const Prepared made = PrepareCorpus(options);
     EXPECT_TRUE(made.made);
     EXPECT_EQ(made.files, 3);
     EXPECT_EQ(made.skipped, 0);
     for (const std::int64_t pairs : made.pairs) EXPECT_EQ(pairs, 30);
-    EXPECT_FALSE(PrepareCorpus(options, kGoOn).made) << "it is there already";
+    EXPECT_FALSE(PrepareCorpus(options).made) << "it is there already";
     const Corpus corpus(corpus_);
     ASSERT_TRUE(corpus.Pairs());
     EXPECT_EQ(corpus.Pairs()->source, "en");
@@ -103,7 +102,7 @@ TEST_F(PairsTest, ComeBackAsTheyStandInTheFiles) {
   // The other way round.
   PrepareOptions options = Options();
   options.pairs = Sides{"de", "en"};
-  EXPECT_TRUE(PrepareCorpus(options, kGoOn).made);
+  EXPECT_TRUE(PrepareCorpus(options).made);
   TextCodec bytes({});
   const TextPairs back(corpus_.string(), kBytes);
   EXPECT_EQ(TextOf(bytes, back.Draw(1, Split::kTest, 7, kAny).target), "c.test file 7");
@@ -119,7 +118,7 @@ TEST_F(PairsTest, FoldersMayBeHeldOutAndNamesWithoutAPartFollowTheHash) {
   }
   fs::rename(folder_.Path() / "train", files_ / "train");
   options.held_out = {{"validation", Split::kValidation}, {"test", Split::kTest}};
-  Prepared made = PrepareCorpus(options, kGoOn);
+  Prepared made = PrepareCorpus(options);
   EXPECT_EQ(std::vector<std::int64_t>(made.pairs, made.pairs + 3),
             (std::vector<std::int64_t>{90, 1, 1}));
 
@@ -130,7 +129,7 @@ TEST_F(PairsTest, FoldersMayBeHeldOutAndNamesWithoutAPartFollowTheHash) {
     Write("file" + std::to_string(i) + ".en", "one\n");
     Write("file" + std::to_string(i) + ".de", "eins\n");
   }
-  made = PrepareCorpus(options, kGoOn);
+  made = PrepareCorpus(options);
   EXPECT_EQ(made.pairs[0] + made.pairs[1] + made.pairs[2], 120);
   EXPECT_GT(made.pairs[0], 90);
 }
@@ -139,7 +138,7 @@ TEST_F(PairsTest, SpacesAroundSentencesAndEmptyLinesAreLeftOut) {
   WriteParts();
   Write("c.test.en", "\xc3\xa4 one \r\n\n \t\r\nlast");
   Write("c.test.de", "eins\n\n\n  letzter\n");
-  const Prepared made = PrepareCorpus(Options(), kGoOn);
+  const Prepared made = PrepareCorpus(Options());
   EXPECT_EQ(made.pairs[2], 2);
   EXPECT_EQ(made.skipped, 2);
   TextCodec bytes({});
@@ -190,7 +189,7 @@ TEST_F(PairsTest, WhatDoesNotFitIsNamed) {
 
 TEST_F(PairsTest, TextThatRunsOnAndPairsAreToldApart) {
   WriteParts();
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   const TextWindows windows(corpus_.string(), 8, kBytes);
   ExpectContains(UsageErrorOf([&] { windows.Opened(); }),
                  "expected text that runs on, got pairs of sentences, en and de");
@@ -203,7 +202,7 @@ TEST_F(PairsTest, TextThatRunsOnAndPairsAreToldApart) {
   options.pairs.reset();
   options.extension = ".de";
   for (int i = 0; i < 60; ++i) Write(std::to_string(i) + ".de", "Text");
-  PrepareCorpus(options, kGoOn);
+  PrepareCorpus(options);
   const TextPairs pairs(corpus_.string(), kBytes);
   ExpectContains(UsageErrorOf([&] { pairs.Opened(); }),
                  "expected pairs of sentences, which `tsallis data prepare");
@@ -213,7 +212,7 @@ TEST_F(PairsTest, TextThatRunsOnAndPairsAreToldApart) {
 
 TEST_F(PairsTest, ADamagedCorpusIsRefused) {
   WriteParts();
-  PrepareCorpus(Options(), kGoOn);
+  PrepareCorpus(Options());
   // The first token of the test part becomes an end: a pair without a separator.
   std::fstream part(corpus_ / "test.bin", std::ios::in | std::ios::out | std::ios::binary);
   part.seekp(1024);

@@ -19,49 +19,40 @@ std::vector<std::int64_t> TextWindows::Draw(RandomStream& random, Split split, s
                                             std::int64_t length) const {
   CheckLength(length);
   const Corpus::Part& part = Opened().Of(split);
-  const std::int64_t begin =
-      split == Split::kTrain ? Anywhere(random, length) : InChunk(split, index, length);
-  return part.Read(begin, length + 1);
+  if (split == Split::kTrain) {
+    if (part.size() > length) return part.Read(random.Below(part.size() - length), length + 1);
+    throw UsageError(fmt::format("corpus {}: expected more than {} tokens to train on, got {}",
+                                 name_, length, part.size()));
+  }
+  const std::int64_t windows = Count(split, length), in_one = chunk_ / length;
+  if (index >= windows) TooFew(split, windows, length);
+  const std::int64_t begin = chunks_[static_cast<int>(split)][index / in_one];
+  return part.Read(begin + index % in_one * length, length + 1);
 }
 
 const Corpus& TextWindows::Opened() const {
   std::call_once(once_, [&] {
     corpus_ = OpenCorpus(name_, vocabulary_, /*pairs=*/false);
     for (const Split split : {Split::kValidation, Split::kTest}) {
-      chunks_[static_cast<std::size_t>(split)] = ChunksOf(corpus_->Of(split));
+      chunks_[static_cast<int>(split)] = ChunksOf(corpus_->Of(split));
     }
   });
   return *corpus_;
-}
-
-std::int64_t TextWindows::Anywhere(RandomStream& random, std::int64_t length) const {
-  const std::int64_t tokens = corpus_->Of(Split::kTrain).size();
-  if (tokens > length) return random.Below(tokens - length);
-  throw UsageError(fmt::format("corpus {}: expected more than {} tokens to train on, got {}", name_,
-                               length, tokens));
 }
 
 void TextWindows::TooFew(Split split, std::int64_t windows, std::int64_t length) const {
   throw UsageError(fmt::format(
       "corpus {}: its {} part has {} windows of {} tokens in documents of more than {}; more were "
       "asked for",
-      name_, split == Split::kTest ? "test" : "validation", windows, length, chunk_));
+      name_, PartName(split), windows, length, chunk_));
 }
 
 std::int64_t TextWindows::Count(Split split, std::int64_t length) const {
   CheckLength(length);
   Opened();
-  const auto chunks = static_cast<std::int64_t>(chunks_[static_cast<std::size_t>(split)].size());
+  const std::int64_t chunks = std::ssize(chunks_[static_cast<int>(split)]);
   if (chunks == 0) TooFew(split, 0, length);
   return chunks * (chunk_ / length);
-}
-
-std::int64_t TextWindows::InChunk(Split split, std::int64_t index, std::int64_t length) const {
-  const std::vector<std::int64_t>& chunks = chunks_[static_cast<std::size_t>(split)];
-  const std::int64_t in_one = chunk_ / length;
-  const std::int64_t windows = static_cast<std::int64_t>(chunks.size()) * in_one;
-  if (index >= windows) TooFew(split, windows, length);
-  return chunks[static_cast<std::size_t>(index / in_one)] + index % in_one * length;
 }
 
 std::vector<std::int64_t> TextWindows::ChunksOf(const Corpus::Part& part) const {

@@ -40,9 +40,7 @@ class TextWindows {
                                  std::int64_t length) const;
 
  private:
-  std::int64_t Anywhere(RandomStream& random, std::int64_t length) const;
   [[noreturn]] void TooFew(Split split, std::int64_t windows, std::int64_t length) const;
-  std::int64_t InChunk(Split split, std::int64_t index, std::int64_t length) const;
   std::vector<std::int64_t> ChunksOf(const Corpus::Part& part) const;
 
   std::string name_;

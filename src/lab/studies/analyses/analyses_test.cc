@@ -2,6 +2,7 @@
 // page draws is there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -33,23 +34,14 @@ AnalysisResult Drawable(AnalysisResult result) {
   const auto rows = [&](const std::string& table, const std::vector<std::string>& columns,
                         const Where& where) {
     const DataTable& data = result.Table(table);
-    const auto place = [&](const std::string& column) {
-      const auto at = std::find(data.Columns().begin(), data.Columns().end(), column);
-      EXPECT_NE(at, data.Columns().end()) << table << " has no " << column;
-      return static_cast<std::size_t>(at - data.Columns().begin());
-    };
     for (const std::string& column : columns) {
-      if (!column.empty()) place(column);
+      if (!column.empty()) data.Place(column);
     }
-    std::size_t count = 0;
-    for (const auto& row : data.Rows()) {
-      bool meant = true;
-      for (const auto& [column, value] : where) {
-        meant = meant && CellText(row[place(column)]) == CellText(value);
-      }
-      if (meant) ++count;
-    }
-    return count;
+    return std::count_if(data.Rows().begin(), data.Rows().end(), [&](const auto& row) {
+      return std::all_of(where.begin(), where.end(), [&](const auto& wanted) {
+        return CellText(row[data.Place(wanted.first)]) == CellText(wanted.second);
+      });
+    });
   };
   std::set<std::string> names;
   for (const AnalysisFigure& figure : result.figures) {
@@ -59,12 +51,12 @@ AnalysisResult Drawable(AnalysisResult result) {
     for (const Panel& panel : figure.panels) {
       EXPECT_TRUE(panel.heat || !panel.curves.empty());
       for (const Curve& curve : panel.curves) {
-        EXPECT_GT(rows(curve.table, {curve.x, curve.y, curve.by}, curve.where), 0U)
+        EXPECT_GT(rows(curve.table, {curve.x, curve.y, curve.by}, curve.where), 0)
             << figure.name << " " << panel.title << " " << curve.table;
       }
       if (panel.heat) {
         const Heat& heat = *panel.heat;
-        EXPECT_GT(rows(heat.table, {heat.x, heat.y, heat.value}, heat.where), 3U) << figure.name;
+        EXPECT_GT(rows(heat.table, {heat.x, heat.y, heat.value}, heat.where), 3) << figure.name;
       }
     }
   }
@@ -83,7 +75,7 @@ TEST(Analyses, EntriesVanishWhereTheFormulaSays) {
   const DataTable& vanishing = result.Table("vanishing");
   for (const auto& [alpha, times] : expected) {
     for (std::size_t j = 0; j < times.size(); ++j) {
-      const std::vector<Cell> keys = {alpha, static_cast<std::int64_t>(j + 2)};
+      const std::vector<Cell> keys = {alpha, static_cast<int>(j + 2)};
       EXPECT_NEAR(vanishing.At(keys, "formula"), times[j], 6e-5 * std::max(1.0, times[j]));
       EXPECT_NEAR(vanishing.At(keys, "measured") / vanishing.At(keys, "formula"), 1.0, 1e-6)
           << alpha << " " << j;
@@ -112,16 +104,16 @@ TEST(Analyses, TwoLevelsNeedWhatTheLemmaSays) {
   const DataTable& entropy = result.Table("entropy");
   for (const std::int64_t n : {64, 1024}) {
     EXPECT_NEAR(entropy.At({"two levels", 4.0, "α = 1.5", n}, "normalised_entropy"),
-                std::log(4.0) / std::log(static_cast<double>(n)), 1e-9);
+                std::log(4.0) / std::log(n), 1e-9);
   }
-  EXPECT_GT(entropy.At({"normal", 1.0, "softmax", std::int64_t{1024}}, "normalised_entropy"), 0.9);
+  EXPECT_GT(entropy.At({"normal", 1.0, "softmax", 1024}, "normalised_entropy"), 0.9);
 }
 
 TEST(Analyses, TheRangeOfNormalScoresGrowsSlowlyTowardsItsLimit) {
   const AnalysisResult result = Drawable(ScoreRange(Quick()));
   EXPECT_NEAR(FactOf(result, "at n = 1 024"), 0.87, 0.03);
   // E[max] of 1 024 normal scores is 3.2: the range is twice that.
-  EXPECT_NEAR(result.Table("ranges").At({std::int64_t{1024}}, "range"), 6.48, 0.15);
+  EXPECT_NEAR(result.Table("ranges").At({1024}, "range"), 6.48, 0.15);
 }
 
 TEST(Analyses, SoftmaxCollapsesAndEntmaxDoesNot) {
@@ -172,9 +164,8 @@ TEST(Analyses, ScaleInvariantScoresKeepLocalWeight) {
   EXPECT_NEAR(FactOf(result, "[t, 10t)"), 37.96, 0.01);
   // Means of 40 draws by another program: t = 10 and 100 for a range of ten times t.
   const DataTable& ranges = result.Table("range_entropy");
-  EXPECT_NEAR(ranges.At({"scale-invariant", std::int64_t{10}, std::int64_t{10}}, "entropy"), 2.82,
-              0.2);
-  EXPECT_NEAR(ranges.At({"none", std::int64_t{10}, std::int64_t{10}}, "entropy"), 4.02, 0.1);
+  EXPECT_NEAR(ranges.At({"scale-invariant", 10, 10}, "entropy"), 2.82, 0.2);
+  EXPECT_NEAR(ranges.At({"none", 10, 10}, "entropy"), 4.02, 0.1);
 }
 
 TEST(Analyses, SoftmaxEndsAtTheFirstToken) {
@@ -279,7 +270,7 @@ TEST(Analyses, AFolderIsWrittenAndNotMadeTwice) {
   const TemporaryFolder folder;
   const std::atomic<bool> go{false};
   AnalysisOptions options;
-  options.quick = true;
+  options.context.quick = true;
   options.progress.quiet = true;
   options.command = "first";
   const std::vector<const Analysis*> one = {&FindAnalysis("insertion")};
@@ -291,7 +282,7 @@ TEST(Analyses, AFolderIsWrittenAndNotMadeTwice) {
   options.resume = true;
   run();
   EXPECT_EQ(ReadAnalysis(dir).at("command"), "first");
-  options.seed = 2;
+  options.context.seed = 2;
   run();
   EXPECT_EQ(ReadAnalysis(dir).at("command"), "second");
   const std::atomic<bool> stop{true};

@@ -18,7 +18,7 @@ namespace tsallis::lab {
 struct AnalysisContext {
   bool quick = false;  // smaller sizes and fewer draws: seconds at most
   std::uint64_t seed = 1;
-  Context kernels;  // threads
+  Context kernels;  // threads; results do not depend on them
   // Those that look at a trained model of max retrieval: the folder of a run, or a file of weights
   // in one; empty: they train one in `models`.
   std::filesystem::path checkpoint;
@@ -30,8 +30,12 @@ struct AnalysisContext {
 
   // Reports what is done; throws Interrupted on Ctrl-C. Called a few times a second.
   void Done(double share) const {
-    if (stop != nullptr && *stop) throw Interrupted("stopped within a study");
+    if (Stop()) throw Interrupted("stopped within a study");
     if (progress) progress(share);
+  }
+  const std::atomic<bool>& Stop() const {
+    static const std::atomic<bool> never{false};
+    return stop != nullptr ? *stop : never;
   }
 };
 

@@ -21,10 +21,10 @@ AnalysisReport ReportOf(const Analysis& analysis, const AnalysisOptions& options
   report.name = analysis.name;
   report.title = analysis.title;
   report.source = analysis.source;
-  report.scale = options.quick ? "quick" : "full";
-  report.seed = options.seed;
-  report.checkpoint = options.checkpoint.string();
-  report.decoder = options.decoder.string();
+  report.scale = options.context.quick ? "quick" : "full";
+  report.seed = options.context.seed;
+  report.checkpoint = options.context.checkpoint.string();
+  report.decoder = options.context.decoder.string();
   report.commit = GitCommit();
   report.processor = QueryCpu().processor;
   report.command = options.command;
@@ -127,17 +127,11 @@ void RunAnalyses(const std::vector<const Analysis*>& analyses, const std::vector
       report(JobStatus::State::kDone, status.steps);
       continue;
     }
-    AnalysisContext context;
-    context.quick = options.quick;
-    context.seed = options.seed;
-    context.kernels.threads = options.threads;
-    context.checkpoint = options.checkpoint;
-    context.decoder = options.decoder;
+    AnalysisContext context = options.context;
     context.models = models;
     context.stop = &stop;
     context.progress = [&](double share) {
-      report(JobStatus::State::kTraining,
-             std::llround(std::clamp(share, 0.0, 1.0) * static_cast<double>(status.steps)));
+      report(JobStatus::State::kTraining, std::llround(std::clamp(share, 0.0, 1.0) * status.steps));
     };
     try {
       context.Done(0.0);

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "lab/base/catalogue.h"
 #include "lab/progress/progress.h"
-#include "lab/report/analysis.h"
 #include "lab/studies/analyses/analysis.h"
 
 namespace tsallis::lab {
@@ -22,10 +20,7 @@ const std::vector<CatalogueEntry>& AnalysisEntries();
 const Analysis& FindAnalysis(const std::string& name);
 
 struct AnalysisOptions {
-  bool quick = false;
-  std::uint64_t seed = 1;
-  int threads = 0;                            // 0: all of the machine; results do not depend on it
-  std::filesystem::path checkpoint, decoder;  // see AnalysisContext
+  AnalysisContext context;  // but for what RunAnalyses() has as arguments, and the progress
   // Leaves out what the folder of an analysis already has by the same commit, scale, seed and
   // checkpoint.
   bool resume = false;

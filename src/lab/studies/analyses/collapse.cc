@@ -4,13 +4,14 @@
 // d = 1, identity projections and a residual, v_i <- v_i + sum_j p_ij v_j. Do the last
 // representations differ? Attention is causal, so the first sequence is the beginning of the
 // second: one run of n + 1 tokens gives both.
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "lab/studies/analyses/maps.h"
-#include "tsallis/attention.h"
+#include "torch/operators.h"
 
 namespace tsallis::lab {
 namespace {
@@ -28,13 +29,12 @@ double ConstantPrefix(const AnalysisContext& context, double alpha, std::int64_t
   double prefix = kConst / std::sqrt(kPhi), first = std::sqrt(kPhi), second = first;
   for (int layer = 0; layer < kLayers; ++layer) {
     // The first v_a sees the prefix and itself, the second both of them.
-    std::vector<double> scores(static_cast<std::size_t>(n), first * prefix);
+    std::vector<double> scores(n, first * prefix);
     scores.back() = first * first;
     const auto share = [&](std::int64_t last) {
       const Row row = MapRow(context, EntmaxParams(alpha), scores);
       double weight = 0.0;
-      for (std::int64_t i = n - 1; i <= last; ++i)
-        weight += row.weights[static_cast<std::size_t>(i)];
+      for (std::int64_t i = n - 1; i <= last; ++i) weight += row.weights[i];
       return std::pair(weight, row.weights.back());
     };
     const double own = share(n - 1).first;
@@ -51,41 +51,28 @@ double ConstantPrefix(const AnalysisContext& context, double alpha, std::int64_t
 }
 
 // The same difference with prefix tokens b_i / sqrt(phi), b_i in [0, 1), and all rows.
-template <typename T>
 double RandomPrefix(const AnalysisContext& context, double alpha, const std::vector<double>& b) {
-  const auto n = static_cast<std::int64_t>(b.size()) + 2;
-  std::vector<T> values, out(static_cast<std::size_t>(n));
-  for (const double value : b) values.push_back(static_cast<T>(value / std::sqrt(kPhi)));
-  values.insert(values.end(), 2, static_cast<T>(std::sqrt(kPhi)));
-  constexpr DType kType = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-  AttentionParams params;
-  params.batch = params.heads = params.kv_heads = params.head_dim = params.value_dim = 1;
-  params.q_len = params.k_len = n;
-  params.q = params.k = params.v = {values.data(), kType, {n, n, 1, 1}};
-  params.map = alpha == 1.0 ? RowMap::kSoftmax : RowMap::kEntmax;
-  params.alpha = alpha;
-  params.mask.causal = true;
-  params.terms.scale = 1.0;
-  AttentionOutputs outputs;
-  outputs.out = {out.data(), kType, {n, n, 1, 1}};
+  const double root = std::sqrt(kPhi);
+  at::Tensor values = at::cat({at::tensor(b) / root, at::tensor({root, root})}).view({1, 1, -1, 1});
+  if (values.numel() > kDouble + 1) values = values.to(at::kFloat);
+  AttentionOptions options;
+  options.map = alpha == 1.0 ? RowMap::kSoftmax : RowMap::kEntmax;
+  options.alpha = alpha;
+  options.causal = true;
+  options.terms.scale = 1.0;
+  options.threads = context.kernels.threads;
   for (int layer = 0; layer < kLayers; ++layer) {
-    AttentionForward(context.kernels, params, outputs);
-    for (std::size_t i = 0; i < out.size(); ++i) values[i] += out[i];
+    values = values + Attention(values, values, values, options);
     context.Done(-1.0);
   }
-  return std::abs(static_cast<double>(values[values.size() - 2]) -
-                  static_cast<double>(values.back()));
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
+  const at::Tensor last = values.flatten().slice(0, -2).to(at::kDouble);
+  return (last[0] - last[1]).abs().item<double>();
 }
 
 // One layer without a residual: n - 1 scores b, then phi.
 double WorkedExample(const AnalysisContext& context, std::int64_t n) {
   const double phi = 0.5;
-  std::vector<double> scores(static_cast<std::size_t>(n), 0.0);
+  std::vector<double> scores(n, 0.0);
   scores.back() = phi;
   const double own = MapRow(context, EntmaxParams(2.0), scores).weights.back();
   scores.push_back(phi);
@@ -97,9 +84,10 @@ double WorkedExample(const AnalysisContext& context, std::int64_t n) {
 }  // namespace
 
 AnalysisResult Collapse(const AnalysisContext& context) {
-  DataTable constant("constant", {"map", "n", "difference"});
-  DataTable random("random", {"map", "n", "difference", "mean", "deviation", "draws"});
   AnalysisResult result;
+  DataTable& constant = result.AddTable("constant", {"map", "n", "difference"});
+  DataTable& random =
+      result.AddTable("random", {"map", "n", "difference", "mean", "deviation", "draws"});
   const std::int64_t longest = context.quick ? 2048 : 131072;
   for (const double alpha : kAlphas) {
     for (std::int64_t n = 128; n <= longest; n *= 2) {
@@ -114,7 +102,7 @@ AnalysisResult Collapse(const AnalysisContext& context) {
   double total = 0.0, done = 0.0;
   const auto work = [&](double alpha, std::int64_t n) {
     const double speed = n <= kDouble ? 0.05 : alpha == 1.0 ? 0.4 : 1.0;
-    return static_cast<double>(n) * static_cast<double>(n) / speed;
+    return n * (n / speed);
   };
   for (const double alpha : kAlphas) {
     for (std::int64_t n = 128; n <= most; n *= 2) total += work(alpha, n) * draws(n);
@@ -126,8 +114,7 @@ AnalysisResult Collapse(const AnalysisContext& context) {
       std::vector<double> values;
       for (std::int64_t draw = 0; draw < draws(n); ++draw) {
         const std::vector<double> b = Uniforms(context, 30, draw, n - 1, 0.0, 1.0);
-        values.push_back(n <= kDouble ? RandomPrefix<double>(inner, alpha, b)
-                                      : RandomPrefix<float>(inner, alpha, b));
+        values.push_back(RandomPrefix(inner, alpha, b));
         done += work(alpha, n);
       }
       random.Add({AlphaLabel(alpha), n, Median(values), Mean(values), StandardDeviation(values),
@@ -174,7 +161,6 @@ AnalysisResult Collapse(const AnalysisContext& context) {
            "later than most, so that the right panel shows medians.",
        .columns = 2,
        .panels = {panel("constant prefix", "constant"), panel("random prefix", "random")}}};
-  result.tables = {std::move(constant), std::move(random)};
   return result;
 }
 

@@ -9,7 +9,6 @@
 
 #include <cmath>
 
-#include "core/parallel.h"
 #include "lab/studies/analyses/maps.h"
 
 namespace tsallis::lab {
@@ -45,10 +44,9 @@ Column Run(const AnalysisContext& context, double alpha, double deviation, bool 
     for (std::int64_t i = 0; i < kTokens; ++i) {
       double sum = 0.0;
       for (std::int64_t j = 0; j <= i; ++j) {
-        sum += rows[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)] *
-               u[static_cast<std::size_t>(j)];
+        sum += rows[i][j] * u[j];
       }
-      next[static_cast<std::size_t>(i)] = sum;
+      next[i] = sum;
       if (i == 0) continue;
       mass += sum;
       if (sum == 0.0) cut += 1.0;
@@ -68,39 +66,33 @@ std::string Graph(bool fresh) {
 }  // namespace
 
 AnalysisResult Depth(const AnalysisContext& context) {
-  DataTable table("first_token", {"graph", "deviation", "map", "layer", "mass", "last", "cut_off"});
+  AnalysisResult result;
+  DataTable& table = result.AddTable(
+      "first_token", {"graph", "deviation", "map", "layer", "mass", "last", "cut_off"});
   const int layers = context.quick ? 16 : 64;
   const std::int64_t draws = context.quick ? 2 : 16;
-  AnalysisContext single = context;
-  single.kernels.threads = 1;
   double done = 0.0;
   for (const bool fresh : {true, false}) {
     for (const double deviation : {1.0, 4.0}) {
       for (const double alpha : kAlphas) {
-        std::vector<Column> columns(static_cast<std::size_t>(draws));
-        ParallelFor(context.kernels, draws, 1, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t d = begin; d < end; ++d) {
-            columns[static_cast<std::size_t>(d)] = Run(single, alpha, deviation, fresh, d, layers);
-          }
+        const std::vector<Column> columns = ForDraws(context, draws, [&](std::int64_t draw) {
+          return Run(context, alpha, deviation, fresh, draw, layers);
         });
         for (int layer = 0; layer < layers; ++layer) {
           double mass = 0.0, last = 0.0, cut = 0.0;
           for (const Column& column : columns) {
-            const auto at = static_cast<std::size_t>(layer);
-            mass += column.mass[at] / static_cast<double>(draws);
-            last += column.last[at] / static_cast<double>(draws);
-            cut += column.cut[at] / static_cast<double>(draws);
+            mass += column.mass[layer] / draws;
+            last += column.last[layer] / draws;
+            cut += column.cut[layer] / draws;
           }
-          table.Add({Graph(fresh), deviation, AlphaLabel(alpha), std::int64_t{layer + 1}, mass,
-                     last, cut});
+          table.Add({Graph(fresh), deviation, AlphaLabel(alpha), layer + 1, mass, last, cut});
         }
         context.Done((done += 1.0) / 16.0);
       }
     }
   }
-  AnalysisResult result;
   const auto at = [&](bool fresh, double deviation, double alpha, const char* column) {
-    return table.At({Graph(fresh), deviation, AlphaLabel(alpha), std::int64_t{layers}}, column);
+    return table.At({Graph(fresh), deviation, AlphaLabel(alpha), layers}, column);
   };
   result.facts = {{fmt::format("mass on token 1 after {} layers, softmax, σ = 1", layers),
                    at(true, 1.0, 1.0, "mass"), 1.0, "asentmax, proposition E.1: its limit"},
@@ -119,14 +111,13 @@ AnalysisResult Depth(const AnalysisContext& context) {
   result.setup = {
       fmt::format("{} tokens, scores N(0, σ²), no residual, {} networks a point", kTokens, draws),
       "first column of the product of all attention matrices, mean over tokens 2 to 128"};
-  AnalysisFigure figure{
-      .name = "first-token",
-      .title = "How much of every token comes from the first one",
-      .caption =
-          "Left: mass on token 1 against depth. Right: tokens that nothing of token 1 "
-          "reaches. Softmax goes to 1. Entmax stays below it where the same keys are cut in "
-          "every layer; one cut alone is undone by the layers that follow.",
-      .columns = 2};
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "first-token",
+       .title = "How much of every token comes from the first one",
+       .caption = "Left: mass on token 1 against depth. Right: tokens that nothing of token 1 "
+                  "reaches. Softmax goes to 1. Entmax stays below it where the same keys are cut "
+                  "in every layer; one cut alone is undone by the layers that follow.",
+       .columns = 2});
   for (const bool fresh : {true, false}) {
     for (const double deviation : {1.0, 4.0}) {
       for (const char* column : {"mass", "cut_off"}) {
@@ -141,8 +132,6 @@ AnalysisResult Depth(const AnalysisContext& context) {
       }
     }
   }
-  result.figures = {std::move(figure)};
-  result.tables = {std::move(table)};
   return result;
 }
 

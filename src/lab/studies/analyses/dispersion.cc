@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/parallel.h"
 #include "lab/studies/analyses/maps.h"
 
 namespace tsallis::lab {
@@ -39,43 +38,50 @@ const std::vector<Method>& Methods() {
   return methods;
 }
 
-struct Family {
-  std::string name;  // of panels
-  std::vector<double> (*draw)(const AnalysisContext&, double parameter, std::int64_t draw,
-                              std::int64_t n);
-  bool random;
-  std::vector<double> parameters;
-  std::string title;  // of a panel, with the parameter
-};
-
-std::vector<double> Bounded(const AnalysisContext& context, double bound, std::int64_t draw,
-                            std::int64_t n) {
-  return Uniforms(context, 1, draw, n, -bound, bound);
-}
-std::vector<double> Gaussian(const AnalysisContext& context, double deviation, std::int64_t draw,
-                             std::int64_t n) {
-  return Normals(context, 2, draw, n, deviation);
-}
 std::vector<double> Levels(std::int64_t k, std::int64_t n, double gap) {
-  std::vector<double> scores(static_cast<std::size_t>(n), 0.0);
+  std::vector<double> scores(n, 0.0);
   std::fill_n(scores.begin(), std::min(k, n), gap);
   return scores;
 }
-std::vector<double> TwoLevel(const AnalysisContext&, double k, std::int64_t, std::int64_t n) {
-  return Levels(static_cast<std::int64_t>(k), n, 2.0);
-}
+
+struct Family {
+  std::string name;
+  std::string title;  // of a panel, with the parameter
+  bool random;
+  std::vector<double> parameters;
+  std::vector<double> (*draw)(const AnalysisContext&, double parameter, std::int64_t draw,
+                              std::int64_t n);
+};
 
 const std::vector<Family>& Families() {
   static const std::vector<Family> families = {
-      {"bounded", Bounded, true, {1.0, 3.0, 10.0}, "scores within ±{:g}"},
-      {"two levels", TwoLevel, false, {1.0, 4.0, 16.0}, "{:g} of n scores 2 above the rest"},
-      {"normal", Gaussian, true, {1.0, 2.0, 4.0}, "normal scores, σ = {:g}"}};
+      {"bounded",
+       "scores within ±{:g}",
+       true,
+       {1.0, 3.0, 10.0},
+       [](const AnalysisContext& context, double bound, std::int64_t draw, std::int64_t n) {
+         return Uniforms(context, 1, draw, n, -bound, bound);
+       }},
+      {"two levels",
+       "{:g} of n scores 2 above the rest",
+       false,
+       {1.0, 4.0, 16.0},
+       [](const AnalysisContext&, double k, std::int64_t, std::int64_t n) {
+         return Levels(static_cast<std::int64_t>(k), n, 2.0);
+       }},
+      {"normal",
+       "normal scores, σ = {:g}",
+       true,
+       {1.0, 2.0, 4.0},
+       [](const AnalysisContext& context, double deviation, std::int64_t draw, std::int64_t n) {
+         return Normals(context, 2, draw, n, deviation);
+       }}};
   return families;
 }
 
 double Normalised(const AnalysisContext& context, const Method& method,
                   std::vector<double> scores) {
-  const double log_n = std::log(static_cast<double>(scores.size()));
+  const double log_n = std::log(scores.size());
   for (double& score : scores) score *= method.factor(log_n);
   return MapRow(context, EntmaxParams(method.alpha, method.theta), scores).entropy / log_n;
 }
@@ -87,8 +93,7 @@ double MeasuredGap(const AnalysisContext& context, double alpha, std::int64_t k,
   for (int i = 0; i < 44; ++i) {
     const double middle = 0.5 * (low + high);
     const Row row = MapRow(context, EntmaxParams(alpha), Levels(k, n, middle));
-    const bool enough =
-        alpha == 1.0 ? static_cast<double>(k) * row.weights[0] >= share : row.support == k;
+    const bool enough = alpha == 1.0 ? k * row.weights[0] >= share : row.support == k;
     (enough ? high : low) = middle;
   }
   return high;
@@ -103,19 +108,17 @@ constexpr double kShare = 0.9;
 
 void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t>& lengths,
                   AnalysisResult& result) {
-  DataTable table("entropy", {"scores", "parameter", "method", "n", "normalised_entropy"});
-  AnalysisFigure figure{
-      .name = "entropy",
-      .title = "Entropy over its largest value against the number of keys",
-      .caption =
-          "1 is uniform attention. Rows: scores within bounds, some scores above the rest, "
-          "normal scores. LogN multiplies scores by 0.4 ln n, ASEntmax (α = 1.5) by "
-          "1 + 0.5 (ln n)^γ.",
-      .columns = 3};
-  const double total = static_cast<double>(Families().size() * 3);
+  DataTable& table =
+      result.AddTable("entropy", {"scores", "parameter", "method", "n", "normalised_entropy"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "entropy",
+       .title = "Entropy over its largest value against the number of keys",
+       .caption = "1 is uniform attention. Rows: scores within bounds, some scores above the "
+                  "rest, normal scores. LogN multiplies scores by 0.4 ln n, ASEntmax (α = 1.5) by "
+                  "1 + 0.5 (ln n)^γ.",
+       .columns = 3});
+  const double total = 3.0 * Families().size();
   double done = 0.0;
-  AnalysisContext single = context;
-  single.kernels.threads = 1;
   for (const Family& family : Families()) {
     for (const double parameter : family.parameters) {
       for (const std::int64_t n : lengths) {
@@ -127,21 +130,14 @@ void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t
         for (std::int64_t d = 0; d < draws; ++d) {
           rows.push_back(family.draw(context, parameter, d, n));
         }
-        std::vector<double> values(static_cast<std::size_t>(methods * draws));
-        ParallelFor(context.kernels, methods * draws, 1, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            values[static_cast<std::size_t>(i)] =
-                Normalised(single, Methods()[static_cast<std::size_t>(i / draws)],
-                           rows[static_cast<std::size_t>(i % draws)]);
-          }
+        const std::vector<double> values = ForDraws(context, methods * draws, [&](std::int64_t i) {
+          return Normalised(context, Methods()[i / draws], rows[i % draws]);
         });
         for (std::int64_t m = 0; m < methods; ++m) {
           const auto first = values.begin() + m * draws;
-          table.Add({family.name, parameter, Methods()[static_cast<std::size_t>(m)].label, n,
-                     Mean({first, first + draws})});
+          table.Add({family.name, parameter, Methods()[m].label, n, Mean({first, first + draws})});
         }
-        context.Done(0.8 * (done + static_cast<double>(n) / static_cast<double>(lengths.back())) /
-                     total);
+        context.Done(0.8 * (done + 1.0 * n / lengths.back()) / total);
       }
       done += 1.0;
       figure.panels.push_back(
@@ -154,75 +150,64 @@ void AddEntropies(const AnalysisContext& context, const std::vector<std::int64_t
                           .In({{"scores", family.name}, {"parameter", parameter}})}});
     }
   }
-  result.tables.push_back(std::move(table));
-  result.figures.push_back(std::move(figure));
 }
 
 void AddGaps(const AnalysisContext& context, const std::vector<std::int64_t>& lengths,
              AnalysisResult& result) {
-  DataTable table("gap", {"map", "k", "n", "gap", "formula"});
-  AnalysisFigure figure{
-      .name = "gap",
-      .title = "How far the scores that matter must stand out",
-      .caption =
-          "The least difference between k high scores and n − k low ones at which the k "
-          "have 90 % of softmax's weight, or all of entmax's. Grey: the formulas of the "
-          "paper's appendix D.",
-      .columns = 3};
+  DataTable& table = result.AddTable("gap", {"map", "k", "n", "gap", "formula"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "gap",
+       .title = "How far the scores that matter must stand out",
+       .caption = "The least difference between k high scores and n − k low ones at which the k "
+                  "have 90 % of softmax's weight, or all of entmax's. Grey: the formulas of the "
+                  "paper's appendix D.",
+       .columns = 3});
   for (const std::int64_t k : {1, 4, 16}) {
+    Panel& panel = figure.panels.emplace_back(
+        Panel{.title = fmt::format("k = {}", k),
+              .x_label = "number of keys n",
+              .y_label = "difference of scores",
+              .x_scale = "log2",
+              .curves = {Curve("gap", "n", "gap").By("map").In({{"k", k}})}});
     for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
       for (const std::int64_t n : lengths) {
         if (n <= 2 * k || n > 65536) continue;
-        const double formula =
-            alpha == 1.0 ? SoftmaxGap(static_cast<double>(k), static_cast<double>(n), kShare)
-                         : EntmaxGap(alpha, static_cast<double>(k));
+        const double formula = alpha == 1.0 ? SoftmaxGap(k, n, kShare) : EntmaxGap(alpha, k);
         table.Add({AlphaLabel(alpha), k, n, MeasuredGap(context, alpha, k, n, kShare), formula});
         context.Done(0.8);
       }
-    }
-    figure.panels.push_back({.title = fmt::format("k = {}", k),
-                             .x_label = "number of keys n",
-                             .y_label = "difference of scores",
-                             .x_scale = "log2",
-                             .curves = {Curve("gap", "n", "gap").By("map").In({{"k", k}})}});
-    for (const double alpha : {1.0, 1.25, 1.5, 2.0}) {
-      figure.panels.back().curves.push_back(Curve("gap", "n", "formula")
-                                                .In({{"k", k}, {"map", AlphaLabel(alpha)}})
-                                                .Look("reference"));
+      panel.curves.push_back(Curve("gap", "n", "formula")
+                                 .In({{"k", k}, {"map", AlphaLabel(alpha)}})
+                                 .Look("reference"));
     }
   }
   const std::int64_t n = context.quick ? 1024 : 16384;
   result.facts.push_back({"difference that 4 of n scores need, α = 1.5",
-                          table.At({"α = 1.5", std::int64_t{4}, n}, "gap"), EntmaxGap(1.5, 4.0),
+                          table.At({"α = 1.5", 4, n}, "gap"), EntmaxGap(1.5, 4.0),
                           "asentmax, appendix D"});
   result.facts.push_back({"difference that 4 of n scores need, α = 2",
-                          table.At({"α = 2", std::int64_t{4}, n}, "gap"), EntmaxGap(2.0, 4.0),
+                          table.At({"α = 2", 4, n}, "gap"), EntmaxGap(2.0, 4.0),
                           "asentmax, appendix D"});
   result.facts.push_back({fmt::format("difference that 4 of {} scores need for 90 %, softmax", n),
-                          table.At({"softmax", std::int64_t{4}, n}, "gap"),
-                          SoftmaxGap(4.0, static_cast<double>(n), kShare), "asentmax, eq. 62"});
-  result.tables.push_back(std::move(table));
-  result.figures.push_back(std::move(figure));
+                          table.At({"softmax", 4, n}, "gap"), SoftmaxGap(4.0, n, kShare),
+                          "asentmax, eq. 62"});
 }
 
 // k = n^beta scores stand out.
 void AddGrowing(const AnalysisContext& context, const std::vector<std::int64_t>& lengths,
                 AnalysisResult& result) {
-  DataTable table("growing", {"map", "exponent", "n", "normalised_entropy"});
-  AnalysisFigure figure{
-      .name = "growing",
-      .title = "When more scores stand out the longer the row is",
-      .caption =
-          "n^β of n scores are 4 higher than the rest. Grey: H/ln n = β, which entmax "
-          "reaches; softmax goes to 1, uniform attention.",
-      .columns = 2};
-  DataTable limits("limits", {"exponent", "n", "limit"});
+  DataTable& table = result.AddTable("growing", {"map", "exponent", "n", "normalised_entropy"});
+  DataTable& limits = result.AddTable("limits", {"exponent", "n", "limit"});
+  AnalysisFigure& figure =
+      result.AddFigure({.name = "growing",
+                        .title = "When more scores stand out the longer the row is",
+                        .caption = "n^β of n scores are 4 higher than the rest. Grey: H/ln n = β, "
+                                   "which entmax reaches; softmax goes to 1, uniform attention.",
+                        .columns = 2});
   for (const double exponent : {0.0, 0.25, 0.5, 0.75}) {
     for (const std::int64_t n : lengths) {
-      const auto k =
-          static_cast<std::int64_t>(std::llround(std::pow(static_cast<double>(n), exponent)));
-      const double log_n = std::log(static_cast<double>(n));
-      const std::vector<double> scores = Levels(k, n, 4.0);
+      const double log_n = std::log(n);
+      const std::vector<double> scores = Levels(std::llround(std::pow(n, exponent)), n, 4.0);
       for (const double alpha : {1.0, 1.5}) {
         table.Add({AlphaLabel(alpha), exponent, n,
                    MapRow(context, EntmaxParams(alpha), scores).entropy / log_n});
@@ -232,18 +217,18 @@ void AddGrowing(const AnalysisContext& context, const std::vector<std::int64_t>&
     }
   }
   for (const double alpha : {1.0, 1.5}) {
-    Panel panel{.title = AlphaLabel(alpha),
-                .x_label = "number of keys n",
-                .y_label = "H / ln n",
-                .x_scale = "log2",
-                .curves = {Curve("growing", "n", "normalised_entropy")
-                               .By("exponent", "β = ")
-                               .In({{"map", AlphaLabel(alpha)}})}};
+    Panel& panel =
+        figure.panels.emplace_back(Panel{.title = AlphaLabel(alpha),
+                                         .x_label = "number of keys n",
+                                         .y_label = "H / ln n",
+                                         .x_scale = "log2",
+                                         .curves = {Curve("growing", "n", "normalised_entropy")
+                                                        .By("exponent", "β = ")
+                                                        .In({{"map", AlphaLabel(alpha)}})}});
     for (const double exponent : {0.0, 0.25, 0.5, 0.75}) {
       panel.curves.push_back(
           Curve("limits", "n", "limit").In({{"exponent", exponent}}).Look("reference"));
     }
-    figure.panels.push_back(std::move(panel));
   }
   const std::int64_t n = lengths.back();
   for (const double exponent : {0.25, 0.5, 0.75}) {
@@ -252,9 +237,6 @@ void AddGrowing(const AnalysisContext& context, const std::vector<std::int64_t>&
          table.At({"α = 1.5", exponent, n}, "normalised_entropy"), exponent,
          "asentmax, proposition 3.2"});
   }
-  result.tables.push_back(std::move(table));
-  result.tables.push_back(std::move(limits));
-  result.figures.push_back(std::move(figure));
 }
 
 }  // namespace

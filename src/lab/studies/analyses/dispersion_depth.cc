@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "lab/studies/analyses/maps.h"
-#include "tsallis/attention.h"
+#include "torch/operators.h"
 
 namespace tsallis::lab {
 namespace {
@@ -20,8 +20,8 @@ constexpr double kGain = 2.0;  // of the query projection: scores of deviation 2
 at::Tensor Matrix(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
                   std::int64_t rows, std::int64_t columns, double gain = 1.0) {
   const std::vector<double> values =
-      Normals(context, what, draw, rows * columns, gain / std::sqrt(static_cast<double>(columns)));
-  return at::tensor(at::ArrayRef<double>(values.data(), values.size())).reshape({rows, columns});
+      Normals(context, what, draw, rows * columns, gain / std::sqrt(columns));
+  return at::tensor(values).reshape({rows, columns});
 }
 
 struct Layer {
@@ -37,7 +37,7 @@ std::vector<Layer> Run(const AnalysisContext& context, double alpha, bool residu
   for (const double value : Uniforms(context, 91, draw, n, 0.0, kWords)) {
     ids.push_back(std::min<std::int64_t>(kWords - 1, static_cast<std::int64_t>(value)));
   }
-  for (std::int64_t w = 0; w < std::min(n, kWords); ++w) ids[static_cast<std::size_t>(w)] = w;
+  for (std::int64_t w = 0; w < std::min(n, kWords); ++w) ids[w] = w;
   at::Tensor x = words.index_select(0, at::tensor(at::ArrayRef<std::int64_t>(ids)));
   const auto norm = [](const at::Tensor& t) {
     return t / (t.square().mean(1, true) + 1e-12).sqrt();
@@ -45,41 +45,23 @@ std::vector<Layer> Run(const AnalysisContext& context, double alpha, bool residu
   std::vector<Layer> layers;
   for (int l = 0; l < kLayers; ++l) {
     const std::int64_t at_draw = draw * kLayers + l;
-    // [n, width] -> [heads, n, head_dim]
+    // [n, width] -> [1, heads, n, head_dim]
     const auto heads = [&](const at::Tensor& weight) {
-      return norm(x).matmul(weight.t()).reshape({n, kHeads, kHeadDim}).transpose(0, 1).contiguous();
+      return norm(x).matmul(weight.t()).reshape({1, n, kHeads, kHeadDim}).transpose(1, 2);
     };
     const at::Tensor q = heads(Matrix(context, 92, at_draw, kWidth, kWidth, kGain));
     const at::Tensor k = heads(Matrix(context, 93, at_draw, kWidth, kWidth));
     const at::Tensor v = heads(Matrix(context, 94, at_draw, kWidth, kWidth));
-    at::Tensor out = at::empty_like(v);
-    std::vector<double> entropy(static_cast<std::size_t>(kHeads * n));
-    AttentionParams params;
-    params.batch = 1;
-    params.heads = params.kv_heads = kHeads;
-    params.q_len = params.k_len = n;
-    params.head_dim = params.value_dim = kHeadDim;
-    const auto view = [&](const at::Tensor& t) {
-      return ConstArray4{t.const_data_ptr<double>(),
-                         DType::kFloat64,
-                         {kHeads * n * kHeadDim, n * kHeadDim, kHeadDim, 1}};
-    };
-    params.q = view(q);
-    params.k = view(k);
-    params.v = view(v);
-    params.alpha = alpha;
-    params.map = alpha == 1.0 ? RowMap::kSoftmax : RowMap::kEntmax;
-    AttentionOutputs outputs;
-    outputs.out = {out.mutable_data_ptr<double>(),
-                   DType::kFloat64,
-                   {kHeads * n * kHeadDim, n * kHeadDim, kHeadDim, 1}};
-    outputs.entropy = entropy.data();
-    AttentionForward(context.kernels, params, outputs);
-    const at::Tensor scores =
-        q.matmul(k.transpose(1, 2)) / std::sqrt(static_cast<double>(kHeadDim));
-    layers.push_back({Mean(entropy) / std::log(static_cast<double>(n)),
-                      (scores.amax(2) - scores.amin(2)).mean().item<double>()});
-    const at::Tensor mixed = out.transpose(0, 1)
+    AttentionOptions options;
+    options.map = alpha == 1.0 ? RowMap::kSoftmax : RowMap::kEntmax;
+    options.alpha = alpha;
+    options.threads = context.kernels.threads;
+    AttentionStatTensors stats;
+    const at::Tensor out = Attention(q, k, v, options, &stats);
+    const at::Tensor scores = q.matmul(k.transpose(2, 3)) / std::sqrt(kHeadDim);
+    layers.push_back({stats.entropy.mean().item<double>() / std::log(n),
+                      (scores.amax(3) - scores.amin(3)).mean().item<double>()});
+    const at::Tensor mixed = out.transpose(1, 2)
                                  .reshape({n, kWidth})
                                  .matmul(Matrix(context, 95, at_draw, kWidth, kWidth).t());
     x = residual ? x + mixed : mixed;
@@ -100,12 +82,14 @@ std::int64_t Draws(const AnalysisContext& context, std::int64_t n) {
 }  // namespace
 
 AnalysisResult DispersionDepth(const AnalysisContext& context) {
-  DataTable table("layers", {"residual", "map", "n", "layer", "normalised_entropy", "spread"});
+  AnalysisResult result;
+  DataTable& table =
+      result.AddTable("layers", {"residual", "map", "n", "layer", "normalised_entropy", "spread"});
   const std::vector<std::int64_t> lengths = context.quick
                                                 ? std::vector<std::int64_t>{16, 64}
                                                 : std::vector<std::int64_t>{16, 64, 256, 1024};
   double done = 0.0, total = 0.0;
-  for (const std::int64_t n : lengths) total += 4.0 * static_cast<double>(n * n);
+  for (const std::int64_t n : lengths) total += 4.0 * n * n;
   AnalysisContext inner = context;
   inner.progress = [&](double) { context.Done(done / total); };
   for (const bool residual : {false, true}) {
@@ -116,18 +100,15 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
         for (std::int64_t draw = 0; draw < draws; ++draw) {
           const std::vector<Layer> layers = Run(inner, alpha, residual, n, draw);
           for (int l = 0; l < kLayers; ++l) {
-            mean[static_cast<std::size_t>(l)].entropy +=
-                layers[static_cast<std::size_t>(l)].entropy / static_cast<double>(draws);
-            mean[static_cast<std::size_t>(l)].spread +=
-                layers[static_cast<std::size_t>(l)].spread / static_cast<double>(draws);
+            mean[l].entropy += layers[l].entropy / draws;
+            mean[l].spread += layers[l].spread / draws;
           }
         }
         for (int l = 0; l < kLayers; ++l) {
-          table.Add({residual ? "with" : "without", AlphaLabel(alpha), n, std::int64_t{l + 1},
-                     mean[static_cast<std::size_t>(l)].entropy,
-                     std::max(mean[static_cast<std::size_t>(l)].spread, 1e-16)});
+          table.Add({residual ? "with" : "without", AlphaLabel(alpha), n, l + 1, mean[l].entropy,
+                     std::max(mean[l].spread, 1e-16)});
         }
-        done += static_cast<double>(n * n);
+        done += n * n;
       }
     }
   }
@@ -135,7 +116,6 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
   const auto spread = [&](const char* residual, double alpha, std::int64_t layer) {
     return table.At({residual, AlphaLabel(alpha), n, layer}, "spread");
   };
-  AnalysisResult result;
   result.facts = {
       {fmt::format("spread of scores in layer {} over layer 1, softmax, no residual", last),
        spread("without", 1.0, last) / spread("without", 1.0, 1), 0.0,
@@ -153,14 +133,13 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
                   "each part, feed-forward of width {} with ReLU; 1 to 4 networks a point",
                   kLayers, kWidth, kHeads, 2 * kWidth),
       "no mask, no positions; 16 words, double precision"};
-  AnalysisFigure figure{
-      .name = "layers",
-      .title = "What dispersion in one layer does to the next ones",
-      .caption =
-          "Spread of the scores (max − min of a token's) and entropy by layer, one line for "
-          "each number of tokens. Without a residual a layer that averages leaves the next one "
-          "nothing to tell tokens apart by.",
-      .columns = 4};
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "layers",
+       .title = "What dispersion in one layer does to the next ones",
+       .caption = "Spread of the scores (max − min of a token's) and entropy by layer, one line "
+                  "for each number of tokens. Without a residual a layer that averages leaves the "
+                  "next one nothing to tell tokens apart by.",
+       .columns = 4});
   for (const char* residual : {"without", "with"}) {
     for (const char* column : {"spread", "normalised_entropy"}) {
       const bool is_spread = std::string(column) == "spread";
@@ -176,8 +155,6 @@ AnalysisResult DispersionDepth(const AnalysisContext& context) {
       }
     }
   }
-  result.figures = {std::move(figure)};
-  result.tables = {std::move(table)};
   return result;
 }
 

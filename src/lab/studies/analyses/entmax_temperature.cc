@@ -8,7 +8,6 @@
 //   t_j = (sum_{i < j} [(alpha - 1)(z_i - z_j)]^{1/(alpha - 1)})^{-(alpha - 1)}
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "lab/studies/analyses/maps.h"
@@ -44,16 +43,17 @@ std::string Entry(std::size_t j) { return fmt::format("z = {:.1f}", kScores[j]);
 }  // namespace
 
 AnalysisResult EntmaxTemperature(const AnalysisContext& context) {
-  DataTable weights("weights", {"alpha", "entry", "inverse_temperature", "weight"});
-  DataTable vanishing("vanishing", {"alpha", "entry", "formula", "measured"});
-  AnalysisFigure figure{.name = "weights",
-                        .title = "Five scores as the temperature falls",
-                        .caption =
-                            "Weight of each score against 1/θ, one panel for each α. A "
-                            "vertical line is where a score loses its last weight, by the "
-                            "formula. As figure 2 of the paper; softmax has no such line.",
-                        .columns = 3};
   AnalysisResult result;
+  DataTable& weights =
+      result.AddTable("weights", {"alpha", "entry", "inverse_temperature", "weight"});
+  DataTable& vanishing = result.AddTable("vanishing", {"alpha", "entry", "formula", "measured"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "weights",
+       .title = "Five scores as the temperature falls",
+       .caption = "Weight of each score against 1/θ, one panel for each α. A vertical line is "
+                  "where a score loses its last weight, by the formula. As figure 2 of the paper; "
+                  "softmax has no such line.",
+       .columns = 3});
   const std::vector<double> inverse = LogSpaced(kLow, kHigh, context.quick ? 40 : 240);
   for (const double alpha : kAlphas) {
     for (const double t : inverse) {
@@ -62,24 +62,21 @@ AnalysisResult EntmaxTemperature(const AnalysisContext& context) {
         weights.Add({alpha, Entry(j), t, row.weights[j]});
       }
     }
-    Panel panel{
+    Panel& panel = figure.panels.emplace_back(Panel{
         .title = AlphaLabel(alpha),
         .x_label = "1/θ",
         .y_label = "weight",
         .x_scale = "log",
         .curves = {
-            Curve("weights", "inverse_temperature", "weight").By("entry").In({{"alpha", alpha}})}};
-    double worst = 0.0;
+            Curve("weights", "inverse_temperature", "weight").By("entry").In({{"alpha", alpha}})}});
     for (std::size_t j = 1; alpha > 1.0 && j < kScores.size(); ++j) {
       const double formula = VanishesAt(alpha, j);
       const double measured = MeasuredAt(context, alpha, j);
       vanishing.Add({alpha, static_cast<std::int64_t>(j + 1), formula, measured});
-      worst = std::max(worst, std::abs(measured / formula - 1.0));
       panel.marks.push_back({formula, Entry(j)});
       result.facts.push_back({fmt::format("1/θ at which entry {} vanishes, α = {:g}", j + 1, alpha),
                               measured, formula, "closed form"});
     }
-    figure.panels.push_back(std::move(panel));
     context.Done(alpha / 4.0);
   }
   result.finding = fmt::format(
@@ -90,8 +87,6 @@ AnalysisResult EntmaxTemperature(const AnalysisContext& context) {
   result.setup = {"scores 2.0, 1.8, 1.6, 1.4 and 1.2, divided by θ",
                   "the row map of the kernel library in double precision; where an entry vanishes "
                   "is found by bisection on θ and compared with the closed form"};
-  result.tables = {std::move(weights), std::move(vanishing)};
-  result.figures = {std::move(figure)};
   return result;
 }
 

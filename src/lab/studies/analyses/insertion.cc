@@ -33,17 +33,17 @@ double Change(const Row& before, const Row& after) {
 }  // namespace
 
 AnalysisResult Insertion(const AnalysisContext& context) {
-  DataTable sweep("sweep", {"map", "inserted", "weight"});
-  DataTable changes("changes", {"alpha", "rows", "largest_below", "smallest_above"});
   AnalysisResult result;
+  DataTable& sweep = result.AddTable("sweep", {"map", "inserted", "weight"});
+  DataTable& changes =
+      result.AddTable("changes", {"alpha", "rows", "largest_below", "smallest_above"});
   Panel panel{.title = "weight of the largest of 16 scores",
               .x_label = "inserted score − largest score",
               .y_label = "weight",
               .curves = {Curve("sweep", "inserted", "weight").By("map")}};
-  std::vector<double> row = Normals(context, 10, 0, 16);
-  const double top = *std::max_element(row.begin(), row.end());
-  const auto best =
-      static_cast<std::size_t>(std::max_element(row.begin(), row.end()) - row.begin());
+  const std::vector<double> row = Normals(context, 10, 0, 16);
+  const auto best = std::max_element(row.begin(), row.end()) - row.begin();
+  const double top = row[best];
   const int points = context.quick ? 60 : 300;
   for (const double alpha : kAlphas) {
     for (int i = 0; i <= points; ++i) {
@@ -63,7 +63,7 @@ AnalysisResult Insertion(const AnalysisContext& context) {
     double below = 0.0, above = 1.0;
     for (std::int64_t draw = 0; draw < rows; ++draw) {
       const std::vector<double> x =
-          Normals(context, 11, draw, 2 + draw % 127, 0.5 + 0.01 * static_cast<double>(draw % 300));
+          Normals(context, 11, draw, 2 + draw % 127, 0.5 + 0.01 * (draw % 300));
       const Row before = MapRow(context, EntmaxParams(alpha), x);
       const double limit = before.tau / (alpha - 1.0);
       for (const double under : {1e-9, 1e-3, 1.0}) {
@@ -73,7 +73,7 @@ AnalysisResult Insertion(const AnalysisContext& context) {
       above = std::min(above,
                        MapRow(context, EntmaxParams(alpha), With(x, limit + 0.1)).weights.back());
       if (draw % 50 == 0) {
-        context.Done((alpha - 1.0) / 3.0 * static_cast<double>(draw) / static_cast<double>(rows));
+        context.Done((alpha - 1.0) / 3.0 * draw / rows);
       }
     }
     changes.Add({alpha, rows, below, above});
@@ -98,7 +98,6 @@ AnalysisResult Insertion(const AnalysisContext& context) {
                          "it the weight falls to 0 without a jump, so that the difference "
                          "takes every value up to the weight itself.",
                      .panels = {std::move(panel)}}};
-  result.tables = {std::move(sweep), std::move(changes)};
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -11,8 +12,14 @@
 namespace tsallis::lab {
 namespace {
 
-RandomStream Stream(const AnalysisContext& context, std::uint64_t what, std::int64_t draw) {
-  return {context.seed, Purpose::kStudy, (what << 32) | static_cast<std::uint64_t>(draw)};
+// `next` of a stream of their own, `count` times.
+template <class Next>
+std::vector<double> Drawn(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
+                          std::int64_t count, const Next& next) {
+  RandomStream random(context.seed, Purpose::kStudy, (what << 32) | draw);
+  std::vector<double> values(count);
+  for (double& value : values) value = next(random);
+  return values;
 }
 
 }  // namespace
@@ -45,22 +52,24 @@ Row MapRow(const AnalysisContext& context, const RowMapParams& params,
 
 std::vector<double> Normals(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
                             std::int64_t count, double deviation) {
-  RandomStream random = Stream(context, what, draw);
-  std::vector<double> values(static_cast<std::size_t>(count));
-  for (double& value : values) value = Normal(random, deviation);
-  return values;
+  return Drawn(context, what, draw, count,
+               [&](RandomStream& random) { return Normal(random, deviation); });
 }
 
 std::vector<double> Uniforms(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
                              std::int64_t count, double low, double high) {
-  RandomStream random = Stream(context, what, draw);
-  std::vector<double> values(static_cast<std::size_t>(count));
-  for (double& value : values) value = low + (high - low) * random.Uniform();
-  return values;
+  return Drawn(context, what, draw, count,
+               [&](RandomStream& random) { return low + (high - low) * random.Uniform(); });
+}
+
+double Polynomial(const std::vector<double>& coefficients, double x) {
+  double value = 0.0;
+  for (auto c = coefficients.rbegin(); c != coefficients.rend(); ++c) value = value * x + *c;
+  return value;
 }
 
 double Mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  return std::accumulate(values.begin(), values.end(), 0.0) / values.size();
 }
 
 double StandardDeviation(const std::vector<double>& values) {
@@ -68,13 +77,18 @@ double StandardDeviation(const std::vector<double>& values) {
   const double mean = Mean(values);
   double squares = 0.0;
   for (const double value : values) squares += (value - mean) * (value - mean);
-  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+  return std::sqrt(squares / (values.size() - 1));
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
 }
 
 std::vector<double> LogSpaced(double low, double high, int count) {
   std::vector<double> values;
   for (int i = 0; i < count; ++i) {
-    values.push_back(low * std::pow(high / low, static_cast<double>(i) / (count - 1)));
+    values.push_back(low * std::pow(high / low, 1.0 * i / (count - 1)));
   }
   return values;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/parallel.h"
 #include "lab/studies/analyses/analysis.h"
 #include "tsallis/rows.h"
 
@@ -33,8 +34,22 @@ std::vector<double> Normals(const AnalysisContext& context, std::uint64_t what, 
 std::vector<double> Uniforms(const AnalysisContext& context, std::uint64_t what, std::int64_t draw,
                              std::int64_t count, double low, double high);
 
+// What `of` gives for every draw of [0, draws), several at a time.
+template <class Of>
+auto ForDraws(const AnalysisContext& context, std::int64_t draws, const Of& of) {
+  std::vector<decltype(of(draws))> values(draws);
+  ParallelFor(context.kernels, draws, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t draw = begin; draw < end; ++draw) values[draw] = of(draw);
+  });
+  return values;
+}
+
+// Coefficients with the lowest degree first, as AdaptiveTemperature has them.
+double Polynomial(const std::vector<double>& coefficients, double x);
+
 double Mean(const std::vector<double>& values);
 double StandardDeviation(const std::vector<double>& values);  // of a sample; 0 for one value
+double Median(std::vector<double> values);
 
 // `count` numbers from `low` to `high` whose logarithms are equally far apart.
 std::vector<double> LogSpaced(double low, double high, int count);

@@ -26,28 +26,19 @@ struct Pair {
   std::int64_t misread = 0;  // 0: none up to the longest
 };
 
-// [pairs of [first, first + count), n items]: v_a, then copies of v_b.
-SetBatch BatchOf(const std::vector<Pair>& pairs, std::size_t first, std::size_t count,
-                 std::int64_t n, const MaxRetrieval& task) {
-  const auto sets = static_cast<std::int64_t>(count);
-  SetBatch batch{at::zeros({sets, n, task.Features()}), at::full({sets, 1}, 0.5),
-                 at::empty({sets}, at::kLong)};
-  for (std::int64_t s = 0; s < sets; ++s) {
-    const Pair& pair = pairs[first + static_cast<std::size_t>(s)];
-    const at::Tensor set = batch.items[s];
-    set.select(1, 0).fill_(pair.low);
-    set.select(1, 1 + pair.b).fill_(1.0);
-    set[0].zero_();
-    set[0][0] = pair.low + pair.gap;
-    set[0][1 + pair.a] = 1.0;
-    batch.target[s] = pair.a;
-  }
-  return batch;
+// A set of n items: v_a, then copies of v_b.
+SetBatch BatchOf(const Pair& pair, std::int64_t n, const MaxRetrieval& task) {
+  const at::Tensor items = at::zeros({n, task.Features()});
+  items.select(1, 0).fill_(pair.low);
+  items.select(1, 1 + pair.b).fill_(1.0);
+  items[0].zero_();
+  items[0][0] = pair.low + pair.gap;
+  items[0][1 + pair.a] = 1.0;
+  return {items.unsqueeze(0), at::full({1, 1}, 0.5), at::full({1}, pair.a, at::kLong)};
 }
 
-bool Reads(TrainedModel& trained, const std::vector<Pair>& pairs, std::size_t which,
-           std::int64_t n) {
-  const SetBatch batch = BatchOf(pairs, which, 1, n, trained.task);
+bool Reads(TrainedModel& trained, const Pair& pair, std::int64_t n) {
+  const SetBatch batch = BatchOf(pair, n, trained.task);
   return trained.model.Forward(batch).argmax(1).eq(batch.target).item<bool>();
 }
 
@@ -63,26 +54,25 @@ AnalysisResult Misreading(const AnalysisContext& context) {
   const std::int64_t each = context.quick ? 4 : 24;
   for (const double gap : kGaps) {
     for (std::int64_t i = 0; i < each; ++i) {
-      const double low =
-          (1.0 - gap) * (0.1 + 0.85 * static_cast<double>(i) / static_cast<double>(each));
+      const double low = (1.0 - gap) * (0.1 + 0.85 * i / each);
       const std::int64_t a = i % trained.task.Classes();
       const std::int64_t b =
           (a + 1 + i / 3 % (trained.task.Classes() - 1)) % trained.task.Classes();
       pairs.push_back({low, gap, a, b});
     }
   }
-  DataTable table("misread", {"gap", "low", "ratio", "n", "weight"});
+  AnalysisResult result;
+  DataTable& table = result.AddTable("misread", {"gap", "low", "ratio", "n", "weight"});
   double bound = 0.0, above = 0.0, misread = 0.0;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     Pair& pair = pairs[i];
     AttentionView view;
-    const SetBatch two = BatchOf(pairs, i, 1, 2, trained.task);
-    trained.model.Forward(two, &view);
+    trained.model.Forward(BatchOf(pair, 2, trained.task), &view);
     const at::Tensor scores = ScoresOf(view.weights);
     pair.ratio = std::exp((scores[0][0] - scores[0][1]).item<double>());
     std::int64_t good = 1;
     for (std::int64_t n = 2; n <= longest; n *= 2) {
-      if (!Reads(trained, pairs, i, n)) {
+      if (!Reads(trained, pair, n)) {
         pair.misread = n;
         break;
       }
@@ -90,21 +80,20 @@ AnalysisResult Misreading(const AnalysisContext& context) {
     }
     while (pair.misread > 0 && pair.misread - good > std::max<std::int64_t>(1, good / 64)) {
       const std::int64_t middle = (good + pair.misread) / 2;
-      (Reads(trained, pairs, i, middle) ? good : pair.misread) = middle;
+      (Reads(trained, pair, middle) ? good : pair.misread) = middle;
     }
     if (pair.misread > 0 && pair.ratio > 1.0) {
-      const double weight = 1.0 / (1.0 + (static_cast<double>(pair.misread) - 1.0) / pair.ratio);
+      const double weight = 1.0 / (1.0 + (pair.misread - 1.0) / pair.ratio);
       table.Add({GapLabel(pair.gap), pair.low, pair.ratio, pair.misread, weight});
       misread += 1.0;
       bound += weight;
-      above += static_cast<double>(pair.misread) > pair.ratio ? 1.0 : 0.0;
+      above += pair.misread > pair.ratio ? 1.0 : 0.0;
     }
-    context.Done(0.6 + 0.4 * static_cast<double>(i) / static_cast<double>(pairs.size()));
+    context.Done(0.6 + 0.4 * i / pairs.size());
   }
-  DataTable line("line", {"ratio", "n"});
-  for (const double x : {1.0, static_cast<double>(longest)}) line.Add({x, x});
-  AnalysisResult result;
-  const double share = misread / static_cast<double>(pairs.size());
+  DataTable& line = result.AddTable("line", {"ratio", "n"});
+  for (const double x : {1.0, 1.0 * longest}) line.Add({x, x});
+  const double share = misread / pairs.size();
   result.facts = {
       {fmt::format("pairs that are misread at {} items or fewer, share", longest), share},
       {"weight that the largest item has left when it is misread, mean",
@@ -132,7 +121,6 @@ AnalysisResult Misreading(const AnalysisContext& context) {
                    .y_scale = "log2",
                    .curves = {Curve("line", "ratio", "n").Named("n = e^(δ/θ)").Look("reference"),
                               Curve("misread", "ratio", "n").By("gap").Look("points")}}}}};
-  result.tables = {std::move(table), std::move(line)};
   return result;
 }
 

@@ -25,11 +25,11 @@ constexpr std::int64_t kDim = 64;  // of q and k under RoPE
 constexpr double kRopeBase = 10000.0;
 
 // "2^(−h/H)" and "1/h", h from 1.
-double GentleSlope(int h) { return std::exp2(-static_cast<double>(h) / kHeads); }
+double GentleSlope(int h) { return std::exp2(-1.0 * h / kHeads); }
 double HarmonicSlope(int h) { return 1.0 / h; }
 
 double Proximity(std::int64_t i, std::int64_t j) {  // i, j from 1
-  return 0.2 * (kHigh - kLow) * (1.0 - 0.5 * static_cast<double>(i - j) / static_cast<double>(i));
+  return 0.2 * (kHigh - kLow) * (1.0 - 0.5 * (i - j) / i);
 }
 
 // Scores of query i, 1-based, with the keys 1 ... i of one head.
@@ -38,8 +38,7 @@ std::vector<double> DrawnScores(const AnalysisContext& context, std::int64_t hea
   std::vector<double> scores = Uniforms(context, 50, draw, i, kLow, kHigh);
   const std::vector<double> noise = Normals(context, 51, draw, i, kNoise);
   for (std::int64_t j = 1; j <= i; ++j) {
-    scores[static_cast<std::size_t>(j - 1)] +=
-        Proximity(i, j) + noise[static_cast<std::size_t>(j - 1)];
+    scores[j - 1] += Proximity(i, j) + noise[j - 1];
   }
   return scores;
 }
@@ -54,29 +53,28 @@ std::vector<double> RopeScores(const AnalysisContext& context, std::int64_t head
     const std::vector<double> k = Normals(context, 53, head * 1000 + j, kDim);
     double product = 0.0;
     for (std::int64_t c = 0; c < kDim / 2; ++c) {
-      const double angle =
-          static_cast<double>(j - i) * std::pow(kRopeBase, -2.0 * static_cast<double>(c) / kDim);
-      const auto a = static_cast<std::size_t>(c), b = static_cast<std::size_t>(c + kDim / 2);
+      const double angle = (j - i) * std::pow(kRopeBase, -2.0 * c / kDim);
+      const std::int64_t a = c, b = c + kDim / 2;
       product += q[a] * (std::cos(angle) * k[a] - std::sin(angle) * k[b]) +
                  q[b] * (std::sin(angle) * k[a] + std::cos(angle) * k[b]);
     }
-    scores[static_cast<std::size_t>(j - 1)] +=
-        product / std::sqrt(static_cast<double>(kDim)) + Proximity(i, j);
+    scores[j - 1] += product / std::sqrt(kDim) + Proximity(i, j);
   }
   return scores;
 }
 
 void AddCentroids(const AnalysisContext& context, AnalysisResult& result) {
-  DataTable table("centroids", {"head", "position", "query", "centroid", "support"});
-  DataTable summary("lags", {"position", "lag", "step"});
-  AnalysisFigure figure{
-      .name = "centroids",
-      .title = "Where each of eight heads looks",
-      .caption =
-          "The mean position of the keys, weighted by attention, against the position of the "
-          "query: figure 8 of the paper. Grey: looking at itself. ALiBi with the slopes "
-          "2^(−h/8) of this paper and with the 1/h of its models.",
-      .columns = 4};
+  DataTable& table =
+      result.AddTable("centroids", {"head", "position", "query", "centroid", "support"});
+  DataTable& summary = result.AddTable("lags", {"position", "lag", "step"});
+  DataTable& identity = result.AddTable("identity", {"query", "centroid"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "centroids",
+       .title = "Where each of eight heads looks",
+       .caption = "The mean position of the keys, weighted by attention, against the position of "
+                  "the query: figure 8 of the paper. Grey: looking at itself. ALiBi with the "
+                  "slopes 2^(−h/8) of this paper and with the 1/h of its models.",
+       .columns = 4});
   struct Position {
     const char* name;
     double (*slope)(int h);
@@ -94,15 +92,15 @@ void AddCentroids(const AnalysisContext& context, AnalysisResult& result) {
                                          ? RopeScores(context, h, i)
                                          : DrawnScores(context, h, i);
         for (std::int64_t j = 1; position.slope != nullptr && j <= i; ++j) {
-          scores[static_cast<std::size_t>(j - 1)] += position.slope(h) * static_cast<double>(j - i);
+          scores[j - 1] += position.slope(h) * (j - i);
         }
         const Row row = MapRow(context, EntmaxParams(kAlpha), scores);
         double centroid = 0.0;
         for (std::int64_t j = 1; j <= i; ++j) {
-          centroid += static_cast<double>(j) * row.weights[static_cast<std::size_t>(j - 1)];
+          centroid += j * row.weights[j - 1];
         }
-        table.Add({std::int64_t{h}, position.name, i, centroid, row.support});
-        lag += static_cast<double>(i) - centroid;
+        table.Add({h, position.name, i, centroid, row.support});
+        lag += i - centroid;
         step += std::abs(centroid - last);
         last = centroid;
       }
@@ -110,29 +108,37 @@ void AddCentroids(const AnalysisContext& context, AnalysisResult& result) {
     }
     summary.Add({position.name, lag / (kHeads * kTokens), step / (kHeads * kTokens)});
   }
-  DataTable identity("identity", {"query", "centroid"});
   for (const std::int64_t i : {std::int64_t{1}, kTokens}) identity.Add({i, i});
   for (int h = 1; h <= kHeads; ++h) {
-    figure.panels.push_back({.title = fmt::format("head {}", h),
-                             .x_label = h > kHeads - 4 ? "query" : "",
-                             .y_label = h % 4 == 1 ? "centroid" : "",
-                             .curves = {Curve("identity", "query", "centroid").Look("reference"),
-                                        Curve("centroids", "query", "centroid")
-                                            .By("position")
-                                            .In({{"head", std::int64_t{h}}})}});
+    figure.panels.push_back(
+        {.title = fmt::format("head {}", h),
+         .x_label = h > kHeads - 4 ? "query" : "",
+         .y_label = h % 4 == 1 ? "centroid" : "",
+         .curves = {Curve("identity", "query", "centroid").Look("reference"),
+                    Curve("centroids", "query", "centroid").By("position").In({{"head", h}})}});
   }
-  result.tables.push_back(std::move(table));
-  result.tables.push_back(std::move(summary));
-  result.tables.push_back(std::move(identity));
-  result.figures.push_back(std::move(figure));
 }
 
 void AddWindow(const AnalysisContext& context, AnalysisResult& result) {
-  DataTable table("window", {"alpha", "slope", "bound", "furthest"});
+  DataTable& table = result.AddTable("window", {"alpha", "slope", "bound", "furthest"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "window",
+       .title = "ALiBi ends the row",
+       .caption =
+           "The furthest key with any weight, of scores within ±5 (points), and the "
+           "distance beyond which there is none (grey): ⌊(z_max − z_min + 1/(α − 1))/m + 1⌋.",
+       .panels = {
+           {.x_label = "slope m",
+            .y_label = "distance",
+            .x_scale = "log2",
+            .y_scale = "log2",
+            .curves = {Curve("window", "slope", "furthest").By("alpha", "α = ").Look("points")}}}});
   const std::int64_t rows = context.quick ? 200 : 10000;
   bool beyond = false;
   double tightest = 0.0;
   for (const double alpha : {1.25, 1.5, 2.0}) {
+    figure.panels.front().curves.push_back(
+        Curve("window", "slope", "bound").In({{"alpha", alpha}}).Look("reference"));
     for (int h = 1; h <= kHeads; ++h) {
       const double slope = HarmonicSlope(h);
       const double bound = std::floor((kHigh - kLow + 1.0 / (alpha - 1.0)) / slope + 1.0);
@@ -144,111 +150,87 @@ void AddWindow(const AnalysisContext& context, AnalysisResult& result) {
         // high.
         if (draw % 2 == 1) {
           std::fill(scores.begin(), scores.end(), kLow);
-          scores[static_cast<std::size_t>(draw % n)] = kHigh;
+          scores[draw % n] = kHigh;
         }
         for (std::int64_t j = 0; j < n; ++j) {
-          scores[static_cast<std::size_t>(j)] -= slope * static_cast<double>(n - 1 - j);
+          scores[j] -= slope * (n - 1 - j);
         }
         const Row row = MapRow(context, EntmaxParams(alpha), scores);
         for (std::int64_t j = 0; j < n; ++j) {
-          if (row.weights[static_cast<std::size_t>(j)] <= 0.0) continue;
+          if (row.weights[j] <= 0.0) continue;
           furthest = std::max(furthest, n - 1 - j);
           break;
         }
       }
       table.Add({alpha, slope, bound, furthest});
-      beyond = beyond || static_cast<double>(furthest) > bound;
-      tightest = std::max(tightest, static_cast<double>(furthest) / bound);
+      beyond = beyond || furthest > bound;
+      tightest = std::max(tightest, furthest / bound);
       context.Done(0.6);
     }
   }
   result.facts.push_back(
       {"rows with weight beyond ALiBi's window", beyond ? 1.0 : 0.0, 0.0, "asentmax, eq. 106"});
   result.facts.push_back({"furthest key with weight over the window, most", tightest});
-  AnalysisFigure figure{
-      .name = "window",
-      .title = "ALiBi ends the row",
-      .caption =
-          "The furthest key with any weight, of scores within ±5 (points), and the distance "
-          "beyond which there is none (grey): ⌊(z_max − z_min + 1/(α − 1))/m + 1⌋.",
-      .panels = {
-          {.x_label = "slope m",
-           .y_label = "distance",
-           .x_scale = "log2",
-           .y_scale = "log2",
-           .curves = {Curve("window", "slope", "furthest").By("alpha", "α = ").Look("points")}}}};
-  for (const double alpha : {1.25, 1.5, 2.0}) {
-    figure.panels.front().curves.push_back(
-        Curve("window", "slope", "bound").In({{"alpha", alpha}}).Look("reference"));
-  }
-  result.tables.push_back(std::move(table));
-  result.figures.push_back(std::move(figure));
 }
 
 void AddFrequencies(const AnalysisContext& context, AnalysisResult& result) {
-  DataTable table("frequencies", {"pair", "frequency", "distance", "weight"});
-  DataTable cutoffs("cutoffs", {"pair", "frequency", "first", "small_angle", "wrong"});
-  AnalysisFigure figure{
-      .name = "frequencies",
-      .title = "RoPE: each frequency by itself returns",
-      .caption =
-          "Weight against distance of one pair of dimensions of 64, q and k aligned with "
-          "|q||k| = 4, α = 1.5. Lines: the predicted ends of the support, which repeats with "
-          "every turn.",
-      .columns = 3};
+  DataTable& table = result.AddTable("frequencies", {"pair", "frequency", "distance", "weight"});
+  DataTable& cutoffs =
+      result.AddTable("cutoffs", {"pair", "frequency", "first", "small_angle", "wrong"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "frequencies",
+       .title = "RoPE: each frequency by itself returns",
+       .caption = "Weight against distance of one pair of dimensions of 64, q and k aligned with "
+                  "|q||k| = 4, α = 1.5. Lines: the predicted ends of the support, which repeats "
+                  "with every turn.",
+       .columns = 3});
   const std::int64_t n = 1000;
   const double norm = 4.0;
   std::int64_t wrong_total = 0;
   for (const std::int64_t pair : {8, 12, 16}) {
-    const double g = std::pow(kRopeBase, -2.0 * static_cast<double>(pair) / kDim);
+    const double g = std::pow(kRopeBase, -2.0 * pair / kDim);
     std::vector<double> scores;
-    for (std::int64_t d = 0; d < n; ++d)
-      scores.push_back(norm * std::cos(g * static_cast<double>(d)));
+    for (std::int64_t d = 0; d < n; ++d) scores.push_back(norm * std::cos(g * d));
     const Row row = MapRow(context, EntmaxParams(kAlpha), scores);
     const double threshold = row.tau / (kAlpha - 1.0);
     const double half = std::acos(threshold / norm) / g;  // of each stretch of support
     const double turn = 2.0 * std::numbers::pi / g;
     std::int64_t wrong = 0;
     for (std::int64_t d = 0; d < n; ++d) {
-      const double x = static_cast<double>(d);
-      const bool predicted = std::abs(x - turn * std::round(x / turn)) < half;
-      if (predicted != (row.weights[static_cast<std::size_t>(d)] > 0.0)) ++wrong;
-      table.Add({pair, g, d, row.weights[static_cast<std::size_t>(d)]});
+      const bool predicted = std::abs(d - turn * std::round(d / turn)) < half;
+      if (predicted != (row.weights[d] > 0.0)) ++wrong;
+      table.Add({pair, g, d, row.weights[d]});
     }
     const double first = std::floor(half);
     const double small = std::floor(std::sqrt((norm - threshold) / (0.5 * norm * g * g)));
     cutoffs.Add({pair, g, first, small, wrong});
     wrong_total += wrong;
-    Panel panel{
+    Panel& panel = figure.panels.emplace_back(Panel{
         .title = fmt::format("frequency {:.3g}", g),
         .x_label = "distance",
         .y_label = "weight",
         .curves = {
-            Curve("frequencies", "distance", "weight").Named("weight").In({{"pair", pair}})}};
-    for (double middle = 0.0; middle - half < static_cast<double>(n); middle += turn) {
+            Curve("frequencies", "distance", "weight").Named("weight").In({{"pair", pair}})}});
+    for (double middle = 0.0; middle - half < n; middle += turn) {
       if (middle > 0.0) panel.marks.push_back({middle - half, ""});
-      if (middle + half < static_cast<double>(n)) panel.marks.push_back({middle + half, ""});
+      if (middle + half < n) panel.marks.push_back({middle + half, ""});
     }
-    figure.panels.push_back(std::move(panel));
     result.facts.push_back(
         {fmt::format("first end of the support, frequency {:.3g}: small angles", g), small, first,
          "arccos, exact for one frequency"});
   }
   result.facts.push_back({"distances whose weight the ends of RoPE's support get wrong",
-                          static_cast<double>(wrong_total), 0.0, "asentmax, eq. 126, mended"});
-  result.tables.push_back(std::move(table));
-  result.tables.push_back(std::move(cutoffs));
-  result.figures.push_back(std::move(figure));
+                          1.0 * wrong_total, 0.0, "asentmax, eq. 126, mended"});
 }
 
 // p_j/p_i exceeds softmax's e^{-D}, D = z_i - z_j, if and only if z_j - tau' > D/(e^{(alpha-1)D} -
-// 1) (eq. 99). Returns pairs of the support that break the rule.
-std::int64_t BreakRatioRule(const AnalysisContext& context, std::int64_t rows,
-                            std::int64_t& pairs) {
-  std::int64_t broken = 0;
+// 1) (eq. 99).
+void AddRatioRule(const AnalysisContext& context, AnalysisResult& result) {
+  const std::int64_t rows = context.quick ? 30 : 600;
+  std::int64_t pairs = 0, broken = 0;  // of the support
   for (std::int64_t draw = 0; draw < rows; ++draw) {
     const std::vector<double> scores = Normals(context, 55, draw, 32);
-    const double alpha = 1.2 + 0.05 * static_cast<double>(draw % 30);
+    const double alpha = 1.2 + 0.05 * (draw % 30);
     const Row row = MapRow(context, EntmaxParams(alpha), scores);
     const double threshold = row.tau / (alpha - 1.0);
     for (std::size_t i = 0; i < scores.size(); ++i) {
@@ -264,7 +246,9 @@ std::int64_t BreakRatioRule(const AnalysisContext& context, std::int64_t rows,
       }
     }
   }
-  return broken;
+  result.facts.push_back(
+      {fmt::format("of {} pairs of weights, those that break the rule of ratios", pairs),
+       1.0 * broken, 0.0, "asentmax, eq. 99"});
 }
 
 }  // namespace
@@ -274,11 +258,7 @@ AnalysisResult PositionLimits(const AnalysisContext& context) {
   AddCentroids(context, result);
   AddWindow(context, result);
   AddFrequencies(context, result);
-  std::int64_t pairs = 0;
-  const std::int64_t broken = BreakRatioRule(context, context.quick ? 30 : 600, pairs);
-  result.facts.push_back(
-      {fmt::format("of {} pairs of weights, those that break the rule of ratios", pairs),
-       static_cast<double>(broken), 0.0, "asentmax, eq. 99"});
+  AddRatioRule(context, result);
   const DataTable& lags = result.Table("lags");
   result.finding = fmt::format(
       "Of 128 tokens, entmax heads look {:.0f} tokens back on average without positions, {:.0f} "

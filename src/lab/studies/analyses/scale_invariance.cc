@@ -8,9 +8,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
-#include "core/parallel.h"
 #include "lab/studies/analyses/maps.h"
 
 namespace tsallis::lab {
@@ -27,7 +28,7 @@ const char* Name(Law law) { return kNames[static_cast<int>(law)]; }
 
 // a_d of P7 (docs/definitions.md); m_d = 1 - a_d^2.
 double ScaleInvariant(std::int64_t distance) {
-  return std::sqrt(2.0 * std::log(static_cast<double>(distance) / kLength + 1.0) + 1.0);
+  return std::sqrt(2.0 * std::log(distance / kLength + 1.0) + 1.0);
 }
 
 // The terms of a score at distance t of a row of n.
@@ -36,7 +37,7 @@ struct Terms {
 
   Terms(Law law, std::int64_t n) {
     for (std::int64_t t = 1; t <= n; ++t) {
-      const double factor = law == Law::kLogN             ? kLogN * std::log(static_cast<double>(n))
+      const double factor = law == Law::kLogN             ? kLogN * std::log(n)
                             : law == Law::kScaleInvariant ? ScaleInvariant(t)
                                                           : 1.0;
       a.push_back(factor);
@@ -53,8 +54,13 @@ struct Terms {
 // The entropy of scores at distances [begin, end), 1-based, as a distribution by itself.
 double RangeEntropy(const std::vector<double>& scores, std::int64_t begin, std::int64_t end) {
   StreamedEntropy entropy;
-  for (std::int64_t t = begin; t < end; ++t) entropy.Add(scores[static_cast<std::size_t>(t - 1)]);
+  for (std::int64_t t = begin; t < end; ++t) entropy.Add(scores[t - 1]);
   return entropy.Entropy();
+}
+
+// The weight of keys [begin, end).
+double Sum(const Row& row, std::int64_t begin, std::int64_t end) {
+  return std::accumulate(row.weights.begin() + begin, row.weights.begin() + end, 0.0);
 }
 
 // Least squares of y on one x and a constant.
@@ -69,45 +75,33 @@ Fit Line(const std::vector<double>& x, const std::vector<double>& y) {
     xy += (x[i] - mx) * (y[i] - my);
     yy += (y[i] - my) * (y[i] - my);
   }
-  Fit fit;
-  fit.slope = xy / xx;
-  fit.intercept = my - fit.slope * mx;
-  fit.r2 = xy * xy / (xx * yy);
-  return fit;
+  return {xy / xx, my - xy / xx * mx, xy * xy / (xx * yy)};
 }
 
 // Figure 1 top.
 void AddRows(const AnalysisContext& context, AnalysisResult& result) {
-  DataTable rows("rows", {"law", "n", "entropy", "entropy_error", "last_100", "last_100_error"});
-  DataTable ranges("ranges", {"law", "range", "begin", "entropy", "share"});
+  DataTable& rows = result.AddTable(
+      "rows", {"law", "n", "entropy", "entropy_error", "last_100", "last_100_error"});
+  DataTable& ranges = result.AddTable("ranges", {"law", "range", "begin", "entropy", "share"});
   const std::int64_t longest = context.quick ? 1000 : 100000;
-  const std::vector<double> lengths =
-      LogSpaced(10.0, static_cast<double>(longest), context.quick ? 5 : 17);
+  const std::vector<double> lengths = LogSpaced(10.0, longest, context.quick ? 5 : 17);
   for (const Law law : kLaws) {
     for (const double length : lengths) {
-      const auto n = static_cast<std::int64_t>(std::llround(length));
+      const std::int64_t n = std::llround(length);
       const std::int64_t draws =
           std::clamp<std::int64_t>((context.quick ? 40000 : 4000000) / n, 40, 200);
       const Terms terms(law, n);
-      std::vector<double> entropy(static_cast<std::size_t>(draws)), local(entropy.size());
-      AnalysisContext single = context;
-      single.kernels.threads = 1;
-      ParallelFor(context.kernels, draws, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t d = begin; d < end; ++d) {
-          const Row row =
-              MapRow(single, EntmaxParams(1.0), terms.Apply(Normals(context, 40, d, n)));
-          entropy[static_cast<std::size_t>(d)] = row.entropy;
-          double sum = 0.0;
-          for (std::int64_t t = 0; t < std::min(n, kLocal); ++t) {
-            sum += row.weights[static_cast<std::size_t>(t)];
-          }
-          local[static_cast<std::size_t>(d)] = sum;
-        }
+      const std::vector<Row> drawn = ForDraws(context, draws, [&](std::int64_t draw) {
+        return MapRow(context, EntmaxParams(1.0), terms.Apply(Normals(context, 40, draw, n)));
       });
-      const double root = std::sqrt(static_cast<double>(draws));
-      rows.Add({Name(law), n, Mean(entropy), StandardDeviation(entropy) / root, Mean(local),
-                StandardDeviation(local) / root});
-      context.Done(0.5 * (static_cast<double>(law) + length / static_cast<double>(longest)) / 3.0);
+      std::vector<double> entropy, local;
+      for (const Row& row : drawn) {
+        entropy.push_back(row.entropy);
+        local.push_back(Sum(row, 0, std::min(n, kLocal)));
+      }
+      rows.Add({Name(law), n, Mean(entropy), StandardDeviation(entropy) / std::sqrt(draws),
+                Mean(local), StandardDeviation(local) / std::sqrt(draws)});
+      context.Done(0.5 * (static_cast<int>(law) + length / longest) / 3.0);
     }
     const Terms terms(law, longest);
     for (std::int64_t begin = 10; begin * 10 <= longest; begin *= 10) {
@@ -115,16 +109,12 @@ void AddRows(const AnalysisContext& context, AnalysisResult& result) {
       for (std::int64_t d = 0; d < (context.quick ? 20 : 100); ++d) {
         const std::vector<double> scores = terms.Apply(Normals(context, 41, d, longest));
         entropies.push_back(RangeEntropy(scores, begin, begin * 10));
-        const Row row = MapRow(context, EntmaxParams(1.0), scores);
-        double share = 0.0;
-        for (std::int64_t t = begin; t < begin * 10; ++t) {
-          share += row.weights[static_cast<std::size_t>(t - 1)];
-        }
-        shares.push_back(share);
+        shares.push_back(
+            Sum(MapRow(context, EntmaxParams(1.0), scores), begin - 1, begin * 10 - 1));
       }
       ranges.Add({Name(law), fmt::format("{}–{}", begin, begin * 10), begin, Mean(entropies),
                   Mean(shares)});
-      context.Done(0.5 * (static_cast<double>(law) + 1.0) / 3.0);
+      context.Done(0.5 * (static_cast<int>(law) + 1) / 3.0);
     }
   }
   const auto curve = [](const char* table, const char* x, const char* y) {
@@ -160,53 +150,39 @@ void AddRows(const AnalysisContext& context, AnalysisResult& result) {
                    .x_scale = "log",
                    .curves = {curve("ranges", "begin", "share")}}}});
   if (!context.quick) {
-    for (const std::int64_t n : {1000, 100000}) {
-      const double none[] = {6.41, 11.01}, log_n[] = {3.74, 3.74}, invariant[] = {3.75, 4.69};
-      const int at = n == 1000 ? 0 : 1;
+    const std::pair<std::int64_t, std::array<double, 3>> expected[] = {
+        {1000, {6.41, 3.74, 3.75}}, {100000, {11.01, 3.74, 4.69}}};
+    for (const auto& [n, entropies] : expected) {
       for (const Law law : kLaws) {
-        const double expected = law == Law::kNone   ? none[at]
-                                : law == Law::kLogN ? log_n[at]
-                                                    : invariant[at];
         result.facts.push_back({fmt::format("entropy of {} keys, {}", n, Name(law)),
-                                rows.At({Name(law), n}, "entropy"), expected,
-                                "NumPy, 400 to 2 000 draws"});
+                                rows.At({Name(law), n}, "entropy"),
+                                entropies[static_cast<int>(law)], "NumPy, 400 to 2 000 draws"});
       }
     }
   }
-  result.tables.push_back(std::move(rows));
-  result.tables.push_back(std::move(ranges));
 }
 
 // Figures 2 and 6.
 void AddRangeEntropies(const AnalysisContext& context, AnalysisResult& result) {
-  DataTable table("range_entropy",
-                  {"law", "ratio", "t", "log_t", "root_log_t", "entropy", "fit_log", "fit_root"});
-  DataTable fits("fits", {"law", "ratio", "against", "slope", "r2"});
+  DataTable& table = result.AddTable("range_entropy", {"law", "ratio", "t", "log_t", "root_log_t",
+                                                       "entropy", "fit_log", "fit_root"});
+  DataTable& fits = result.AddTable("fits", {"law", "ratio", "against", "slope", "r2"});
   const std::int64_t last = context.quick ? 300 : 10000;
-  const std::vector<double> starts =
-      LogSpaced(10.0, static_cast<double>(last), context.quick ? 4 : 13);
+  const std::vector<double> starts = LogSpaced(10.0, last, context.quick ? 4 : 13);
   for (const Law law : {Law::kScaleInvariant, Law::kNone}) {
     const Terms terms(law, last * 10);
     for (const std::int64_t ratio : {2, 5, 10}) {
       std::vector<double> log_t, root, values;
       for (const double start : starts) {
-        const auto t = static_cast<std::int64_t>(std::llround(start));
+        const std::int64_t t = std::llround(start);
         const std::int64_t draws =
             std::clamp<std::int64_t>(4000000 / (t * ratio), 40, 400) / (context.quick ? 10 : 1);
-        std::vector<double> entropies(static_cast<std::size_t>(draws));
-        ParallelFor(context.kernels, draws, 1, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t d = begin; d < end; ++d) {
-            entropies[static_cast<std::size_t>(d)] =
-                RangeEntropy(terms.Apply(Normals(context, 42, d, t * ratio)), t, t * ratio);
-          }
-        });
-        log_t.push_back(std::log(static_cast<double>(t)));
+        log_t.push_back(std::log(t));
         root.push_back(std::sqrt(log_t.back()));
-        values.push_back(Mean(entropies));
-        context.Done(0.5 + 0.5 * (law == Law::kNone ? 0.5 : 0.0) +
-                     0.08 * static_cast<double>(ratio == 2   ? 0
-                                                : ratio == 5 ? 1
-                                                             : 2));
+        values.push_back(Mean(ForDraws(context, draws, [&](std::int64_t draw) {
+          return RangeEntropy(terms.Apply(Normals(context, 42, draw, t * ratio)), t, t * ratio);
+        })));
+        context.Done(0.5 + 0.25 * (law == Law::kNone) + 0.016 * ratio);
       }
       const Fit by_log = Line(log_t, values), by_root = Line(root, values);
       for (std::size_t i = 0; i < values.size(); ++i) {
@@ -218,29 +194,28 @@ void AddRangeEntropies(const AnalysisContext& context, AnalysisResult& result) {
       fits.Add({Name(law), ratio, "√ln t", by_root.slope, by_root.r2});
     }
   }
-  AnalysisFigure figure{
-      .name = "range-entropy",
-      .title = "Entropy within [t, tΔ)",
-      .caption =
-          "Figures 2 and 6 of the paper, each against ln t and against √ln t; grey: the best "
-          "lines. Scale-invariant scores follow √ln t, plain ones ln t.",
-      .columns = 2};
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "range-entropy",
+       .title = "Entropy within [t, tΔ)",
+       .caption = "Figures 2 and 6 of the paper, each against ln t and against √ln t; grey: the "
+                  "best lines. Scale-invariant scores follow √ln t, plain ones ln t.",
+       .columns = 2});
   for (const Law law : {Law::kScaleInvariant, Law::kNone}) {
     for (const bool root : {false, true}) {
-      Panel panel{.title = law == Law::kNone ? "plain scores" : "scale-invariant scores",
-                  .x_label = root ? "√ln t" : "ln t",
-                  .y_label = "E[H] (nats)",
-                  .curves = {Curve("range_entropy", root ? "root_log_t" : "log_t", "entropy")
-                                 .By("ratio", "Δ = ")
-                                 .In({{"law", Name(law)}})
-                                 .Look("points")}};
+      Panel& panel = figure.panels.emplace_back(
+          Panel{.title = law == Law::kNone ? "plain scores" : "scale-invariant scores",
+                .x_label = root ? "√ln t" : "ln t",
+                .y_label = "E[H] (nats)",
+                .curves = {Curve("range_entropy", root ? "root_log_t" : "log_t", "entropy")
+                               .By("ratio", "Δ = ")
+                               .In({{"law", Name(law)}})
+                               .Look("points")}});
       for (const std::int64_t ratio : {2, 5, 10}) {
         panel.curves.push_back(
             Curve("range_entropy", root ? "root_log_t" : "log_t", root ? "fit_root" : "fit_log")
                 .In({{"law", Name(law)}, {"ratio", ratio}})
                 .Look("reference"));
       }
-      figure.panels.push_back(std::move(panel));
     }
   }
   for (const std::int64_t ratio : {2, 5, 10}) {
@@ -251,12 +226,9 @@ void AddRangeEntropies(const AnalysisContext& context, AnalysisResult& result) {
       sum += std::exp(1.0 - a * a / 2.0);
     }
     result.facts.push_back({fmt::format("expected weight in [t, {}t), t = 10⁶", ratio), sum,
-                            std::exp(0.5) * kLength * std::log(static_cast<double>(ratio)),
+                            std::exp(0.5) * kLength * std::log(ratio),
                             "scale-invariant-attention, lemma 3.2"});
   }
-  result.tables.push_back(std::move(table));
-  result.tables.push_back(std::move(fits));
-  result.figures.push_back(std::move(figure));
 }
 
 }  // namespace
@@ -275,8 +247,7 @@ AnalysisResult ScaleInvariance(const AnalysisContext& context) {
       n, 100.0 * rows.At({"none", n}, "last_100"), 100.0 * rows.At({"LogN", n}, "last_100"),
       100.0 * rows.At({"scale-invariant", n}, "last_100"),
       100.0 * rows.At({"scale-invariant", n}, "last_100_error"),
-      rows.At({"scale-invariant", std::int64_t{10}}, "entropy"),
-      rows.At({"scale-invariant", n}, "entropy"));
+      rows.At({"scale-invariant", 10}, "entropy"), rows.At({"scale-invariant", n}, "entropy"));
   result.setup = {
       "independent standard normal scores at distances 1 to N, softmax",
       "LogN: times 0.4 ln N; scale-invariant: length scale 10",

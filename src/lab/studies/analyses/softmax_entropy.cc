@@ -11,8 +11,8 @@
 namespace tsallis::lab {
 namespace {
 
-constexpr int kScores =
-    10;  // lambda^0 ... lambda^9: the paper gives their number, not the exponents
+// lambda^0 ... lambda^9: the paper gives their number, not the exponents.
+constexpr int kScores = 10;
 
 double Entropy(const AnalysisContext& context, double lambda, double theta) {
   std::vector<double> scores;
@@ -23,11 +23,7 @@ double Entropy(const AnalysisContext& context, double lambda, double theta) {
 // 1/theta of rows.h's polynomial; below its threshold 1.
 double Sharpening(const AdaptiveTemperature& adaptive, double entropy) {
   if (entropy <= adaptive.threshold) return 1.0;
-  double value = 0.0;
-  for (auto c = adaptive.coefficients.rbegin(); c != adaptive.coefficients.rend(); ++c) {
-    value = value * entropy + *c;
-  }
-  return std::max(1.0, value);
+  return std::max(1.0, Polynomial(adaptive.coefficients, entropy));
 }
 
 // The entropy at which the sharpening begins (`off` < `on`) or ends, by bisection.
@@ -42,38 +38,38 @@ double Boundary(const AdaptiveTemperature& adaptive, double off, double on) {
 }  // namespace
 
 AnalysisResult SoftmaxEntropy(const AnalysisContext& context) {
-  DataTable surface("surface", {"region", "lambda", "theta", "entropy"});
-  DataTable polynomial("polynomial", {"entropy", "sharpening"});
   AnalysisResult result;
-  AnalysisFigure figure{
-      .name = "surface",
-      .title = "Entropy of softmax of λ⁰, λ¹, …, λ⁹ at temperature θ",
-      .caption =
-          "Figure 5 of the paper: four regions of λ and θ. The entropy falls with the "
-          "temperature everywhere; at λ = 1 all scores are equal and it is ln 10 = 2.30.",
-      .columns = 2};
+  DataTable& surface = result.AddTable("surface", {"region", "lambda", "theta", "entropy"});
+  DataTable& polynomial = result.AddTable("polynomial", {"entropy", "sharpening"});
+  AnalysisFigure& figure = result.AddFigure(
+      {.name = "surface",
+       .title = "Entropy of softmax of λ⁰, λ¹, …, λ⁹ at temperature θ",
+       .caption = "Figure 5 of the paper: four regions of λ and θ. The entropy falls with the "
+                  "temperature everywhere; at λ = 1 all scores are equal and it is ln 10 = 2.30.",
+       .columns = 2});
   struct Range {
+    const char* sign;  // of what it is to 1
     double low, high;
   };
-  const Range lambdas[] = {{0.02, 0.98}, {1.02, 3.0}}, thetas[] = {{0.02, 1.0}, {1.0, 10.0}};
+  const Range lambdas[] = {{"<", 0.02, 0.98}, {">", 1.02, 3.0}};
+  const Range thetas[] = {{"<", 0.02, 1.0}, {">", 1.0, 10.0}};
   const int cells = context.quick ? 8 : 60;
   double rising = 0.0;
-  for (std::size_t l = 0; l < 2; ++l) {
-    for (std::size_t t = 0; t < 2; ++t) {
-      const std::string region =
-          fmt::format("λ {} 1, θ {} 1", l == 0 ? "<" : ">", t == 0 ? "<" : ">");
+  for (const Range& of_lambda : lambdas) {
+    for (const Range& of_theta : thetas) {
+      const std::string region = fmt::format("λ {} 1, θ {} 1", of_lambda.sign, of_theta.sign);
       for (int i = 0; i < cells; ++i) {
-        const double lambda = lambdas[l].low + (lambdas[l].high - lambdas[l].low) * i / (cells - 1);
+        const double lambda = of_lambda.low + (of_lambda.high - of_lambda.low) * i / (cells - 1);
         double last = 0.0;
         for (int j = 0; j < cells; ++j) {
-          const double theta = thetas[t].low + (thetas[t].high - thetas[t].low) * j / (cells - 1);
+          const double theta = of_theta.low + (of_theta.high - of_theta.low) * j / (cells - 1);
           const double entropy = Entropy(context, lambda, theta);
           surface.Add({region, lambda, theta, entropy});
           if (entropy < last - 1e-12) rising += 1.0;
           last = entropy;
         }
       }
-      context.Done(0.25 * static_cast<double>(2 * l + t + 1));
+      context.Done(0.25 * (figure.panels.size() + 1));
       figure.panels.push_back({.title = region,
                                .x_label = "λ",
                                .y_label = "temperature θ",
@@ -107,18 +103,15 @@ AnalysisResult SoftmaxEntropy(const AnalysisContext& context) {
       begins, ends, most, std::exp(ends));
   result.setup = {"ten scores λ^0 … λ^9; the paper does not give its exponents",
                   "coefficients −1.791, 4.917, −2.3, 0.481, −0.037, off below 0.5 nats"};
-  result.figures = {
-      std::move(figure),
-      {.name = "polynomial",
-       .title = "What adaptive temperature multiplies scores by",
-       .caption =
-           "The published polynomial against the entropy of a row. Whoever uses it on longer "
-           "rows refits it: the study temperature-fit does so.",
-       .panels = {{.x_label = "entropy of softmax(s) (nats)",
-                   .y_label = "factor 1/θ",
-                   .curves = {Curve("polynomial", "entropy", "sharpening")},
-                   .marks = {{begins, ""}, {ends, ""}}}}}};
-  result.tables = {std::move(surface), std::move(polynomial)};
+  result.AddFigure({.name = "polynomial",
+                    .title = "What adaptive temperature multiplies scores by",
+                    .caption =
+                        "The published polynomial against the entropy of a row. Whoever uses it on "
+                        "longer rows refits it: the study temperature-fit does so.",
+                    .panels = {{.x_label = "entropy of softmax(s) (nats)",
+                                .y_label = "factor 1/θ",
+                                .curves = {Curve("polynomial", "entropy", "sharpening")},
+                                .marks = {{begins, ""}, {ends, ""}}}}});
   return result;
 }
 

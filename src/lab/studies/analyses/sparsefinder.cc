@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 
 #include "lab/base/paths.h"
@@ -28,38 +29,25 @@
 #include "lab/train/load_model.h"
 
 namespace tsallis::lab {
+namespace sparsefinder {
 namespace {
 
 using Done = std::function<void(double share)>;  // of a part of the work
 
-using sparsefinder::HeadData;
-using sparsefinder::HeadSample;
-using sparsefinder::Layer;
-using sparsefinder::MethodValue;
-using sparsefinder::Predictor;
-using sparsefinder::Predictors;
-using sparsefinder::RestrictedRun;
-using sparsefinder::Samples;
-using sparsefinder::Subject;
-using sparsefinder::Timing;
+// Of one head on one sample, or sums of it.
+enum Share { kSparsity, kRecall, kMass, kExact, kShares };
+using Shares = std::array<double, kShares>;
 
-// Sums over heads and samples.
-struct Score {
-  double sparsity = 0.0, recall = 0.0, mass = 0.0, exact = 0.0;
-  double count = 0.0;
-};
-
-void Judge(Sight sight, const Predictor& predictor, const HeadSample& sample, Score& score) {
+Shares Judge(Sight sight, const Predictor& predictor, const HeadSample& sample) {
   const std::int64_t n = sample.q.size(0);
-  const double seen = sparsefinder::Visible(sight, n, sample.k.size(0)).sum().item<double>();
   const at::Tensor edges = predictor.edges(sample.q, sample.k);
   const at::Tensor found = edges.logical_and(sample.support);
   const at::Tensor row = found.sum(1), wanted = sample.support.sum(1);
-  score.sparsity += 1.0 - edges.sum().item<double>() / seen;
-  score.recall += row.sum().item<double>() / wanted.sum().item<double>();
-  score.mass += (sample.weights * found).sum().item<double>() / static_cast<double>(n);
-  score.exact += (row == wanted).to(at::kDouble).mean().item<double>();
-  score.count += 1.0;
+  const double seen = Visible(sight, n, sample.k.size(0)).sum().item<double>();
+  return {1.0 - edges.sum().item<double>() / seen,
+          row.sum().item<double>() / wanted.sum().item<double>(),
+          (sample.weights * found).sum().item<double>() / n,
+          (row == wanted).to(at::kDouble).mean().item<double>()};
 }
 
 // Sizes of the study.
@@ -76,10 +64,10 @@ Plan PlanOf(const AnalysisContext& context, const LoadedSequenceModel& loaded,
   Plan plan{{task, n, 0, 0}, context.quick ? 40 : 300, 0, n * (context.quick ? 2 : 8)};
   plan.tokens = plan.samples.Draw(0, 1).tokens.size(1);
   const auto samples_of = [&](std::int64_t tokens, std::int64_t least, std::int64_t most) {
-    return std::clamp(tokens / plan.tokens, least, std::max(least, most));
+    return std::clamp(tokens / plan.tokens, least, most);
   };
   // Whole answers are counted one a sample, so there are more of them.
-  const bool loss = sparsefinder::MetricOf(task).sum == "loss";
+  const bool loss = MetricOf(task).sum == "loss";
   plan.samples.training = samples_of(context.quick ? 256 : 8192, 2, 64);
   plan.samples.test = loss ? samples_of(context.quick ? 128 : 4096, 1, 64)
                            : samples_of(context.quick ? 512 : 16384, 8, 200);
@@ -97,86 +85,77 @@ Plan PlanOf(const AnalysisContext& context, const LoadedSequenceModel& loaded,
 const std::vector<Predictor>& WaysOf(const Predictors& predictors) { return predictors[0][0]; }
 
 // Projections of every head, and all ways to foretell its pairs.
-Predictors Train(const AnalysisContext& context, const Plan& plan, const std::vector<Layer>& layers,
+Predictors Train(const AnalysisContext& context, const Plan& plan,
+                 const std::vector<LayerPlace>& layers,
                  const std::vector<std::vector<HeadData>>& heads, const Done& done) {
   Predictors predictors(heads.size());
   for (std::size_t l = 0; l < heads.size(); ++l) {
     const Sight sight = layers[l].sight;
-    const std::vector<Predictor> patterns =
-        sparsefinder::PatternsOf(sight, plan.tokens, context.seed);
+    const std::vector<Predictor> patterns = PatternsOf(sight, plan.tokens, context.seed);
     for (std::size_t h = 0; h < heads[l].size(); ++h) {
-      const auto stream = static_cast<std::uint64_t>(l * 1000 + h);
+      const std::uint64_t stream = l * 1000 + h;
       const at::Tensor projection =
-          sparsefinder::TrainProjection(sight, heads[l][h].training, plan.steps,
-                                        RandomStream(context.seed, Purpose::kInit, 2 * stream));
+          TrainProjection(sight, heads[l][h].training, plan.steps,
+                          RandomStream(context.seed, Purpose::kInit, 2 * stream));
       predictors[l].push_back(
-          sparsefinder::LearnedOf(sight, heads[l][h].training, projection, context.quick,
-                                  RandomStream(context.seed, Purpose::kInit, 2 * stream + 1)));
+          LearnedOf(sight, heads[l][h].training, projection, context.quick,
+                    RandomStream(context.seed, Purpose::kInit, 2 * stream + 1)));
       std::vector<Predictor>& ways = predictors[l].back();
       ways.insert(ways.begin(), patterns.begin(), patterns.end());
-      done(1.0 / static_cast<double>(heads.size() * heads[l].size()));
+      done(1.0 / (heads.size() * heads[l].size()));
     }
   }
   return predictors;
 }
 
-DataTable JudgeAll(const std::vector<Layer>& layers,
-                   const std::vector<std::vector<HeadData>>& heads, const Predictors& predictors,
-                   const Done& done) {
+void JudgeAll(const std::vector<LayerPlace>& layers,
+              const std::vector<std::vector<HeadData>>& heads, const Predictors& predictors,
+              const Done& done, DataTable& table) {
   const std::vector<Predictor>& ways = WaysOf(predictors);
-  // All layers, then each.
-  std::vector<std::vector<Score>> scores(heads.size() + 1, std::vector<Score>(ways.size()));
+  // Sums of all layers, then of each.
+  std::vector<std::vector<Shares>> sums(heads.size() + 1, std::vector<Shares>(ways.size()));
+  std::vector<double> samples(sums.size());
   for (std::size_t l = 0; l < heads.size(); ++l) {
     for (std::size_t h = 0; h < heads[l].size(); ++h) {
-      for (std::size_t w = 0; w < ways.size(); ++w) {
-        for (const HeadSample& sample : heads[l][h].test) {
-          Score one;
-          Judge(layers[l].sight, predictors[l][h][w], sample, one);
-          for (Score* sum : {&scores[0][w], &scores[l + 1][w]}) {
-            sum->sparsity += one.sparsity;
-            sum->recall += one.recall;
-            sum->mass += one.mass;
-            sum->exact += one.exact;
-            sum->count += one.count;
+      for (const HeadSample& sample : heads[l][h].test) {
+        for (std::size_t w = 0; w < ways.size(); ++w) {
+          const Shares one = Judge(layers[l].sight, predictors[l][h][w], sample);
+          for (int share = 0; share < kShares; ++share) {
+            sums[0][w][share] += one[share];
+            sums[l + 1][w][share] += one[share];
           }
         }
+        samples[0] += 1.0;
+        samples[l + 1] += 1.0;
       }
-      done(1.0 / static_cast<double>(heads.size() * heads[l].size()));
+      done(1.0 / (heads.size() * heads[l].size()));
     }
   }
-  DataTable table("edges",
-                  {"layer", "family", "method", "setting", "sparsity", "recall", "mass", "exact"});
-  for (std::size_t l = 0; l < scores.size(); ++l) {
+  for (std::size_t l = 0; l < sums.size(); ++l) {
     for (std::size_t w = 0; w < ways.size(); ++w) {
-      const Score& score = scores[l][w];
-      table.Add({l == 0 ? "all" : layers[l - 1].name, ways[w].family, ways[w].method,
-                 ways[w].setting, 100.0 * score.sparsity / score.count,
-                 100.0 * score.recall / score.count, 100.0 * score.mass / score.count,
-                 100.0 * score.exact / score.count});
+      const auto percent = [&](Share share) { return 100.0 * sums[l][w][share] / samples[l]; };
+      table.Add({l == 0 ? "all" : NameOf(layers[l - 1]), ways[w].family, ways[w].method,
+                 ways[w].setting, percent(kSparsity), percent(kRecall), percent(kMass),
+                 percent(kExact)});
     }
   }
-  return table;
 }
 
 double ValueOf(const SequenceTask& task, const SequenceScore& sums) {
-  return sparsefinder::MetricOf(task).Value(NumbersOf(sums, task.GetScoring()));
+  return MetricOf(task).Value(NumbersOf(sums, task.GetScoring()));
 }
 
 // The model under the pairs of every way.
-DataTable RunAll(Subject& subject, const Plan& plan, const Predictors& predictors,
-                 const Done& done) {
-  const SequenceTask& task = plan.samples.task;
+void RunAll(SequenceModel& model, const Plan& plan, const Predictors& predictors, const Done& done,
+            DataTable& table) {
   const std::vector<Predictor>& ways = WaysOf(predictors);
-  DataTable table("answers", {"family", "method", "setting", "sparsity", "value", "tokens"});
   for (std::size_t w = 0; w < ways.size(); ++w) {
-    const RestrictedRun run = sparsefinder::RunRestricted(subject, plan.samples, predictors, w);
-    const auto hits = static_cast<double>(run.sums.hits);
-    const auto scored = static_cast<double>(run.sums.scored);
+    const RestrictedRun run = RunRestricted(model, plan.samples, predictors, w);
     table.Add({ways[w].family, ways[w].method, ways[w].setting, 100.0 * run.sparsity,
-               ValueOf(task, run.sums), Metric().Value(hits, scored)});
-    done(1.0 / static_cast<double>(ways.size()));
+               ValueOf(plan.samples.task, run.sums),
+               Metric().Value(run.sums.hits, run.sums.scored)});
+    done(1.0 / ways.size());
   }
-  return table;
 }
 
 constexpr std::int64_t kBlock = 64;  // keys that the dense kernel takes at a time
@@ -184,7 +163,7 @@ constexpr std::int64_t kBlock = 64;  // keys that the dense kernel takes at a ti
 // Ways that are timed: those that have blocks, and the window as what a mask that costs nothing
 // buys. Single pairs of learned methods lie in nearly every block.
 bool IsTimed(const Predictor& way) {
-  return way.chunk >= 16 || (way.method == "window" && way.setting >= static_cast<double>(kBlock));
+  return way.chunk >= 16 || (way.method == "window" && way.setting >= kBlock);
 }
 
 bool Has(const SequenceTask& task, std::int64_t length) {
@@ -197,8 +176,13 @@ bool Has(const SequenceTask& task, std::int64_t length) {
 }
 
 // Of a model that sees nothing but the tokens before.
-DataTable TimeAll(SequenceModel& model, const std::vector<Layer>& layers, const Plan& plan,
-                  const Predictors& predictors, bool quick) {
+void TimeAll(SequenceModel& model, const Plan& plan, const Predictors& predictors, bool quick,
+             DataTable& table) {
+  const std::vector<LayerPlace> layers = model.Places();
+  if (std::any_of(layers.begin(), layers.end(),
+                  [](const LayerPlace& layer) { return layer.sight != Sight::kBefore; })) {
+    return;
+  }
   const std::vector<Predictor>& ways = WaysOf(predictors);
   std::vector<std::size_t> timed;
   std::vector<std::int64_t> blocks;
@@ -206,13 +190,6 @@ DataTable TimeAll(SequenceModel& model, const std::vector<Layer>& layers, const 
     if (!IsTimed(ways[w])) continue;
     timed.push_back(w);
     blocks.push_back(ways[w].chunk > 0 ? ways[w].chunk : kBlock);
-  }
-  DataTable table(
-      "time", {"tokens", "method", "setting", "block", "sparsity", "exact", "foretelling", "masked",
-               "both", "ratio", "error", "exact_kernel", "masked_kernel"});
-  if (std::any_of(layers.begin(), layers.end(),
-                  [](const Layer& layer) { return layer.sight != Sight::kBefore; })) {
-    return table;
   }
   const SequenceTask& task = plan.samples.task;
   for (const std::int64_t length : {plan.samples.length, plan.long_text}) {
@@ -222,7 +199,7 @@ DataTable TimeAll(SequenceModel& model, const std::vector<Layer>& layers, const 
         std::min(task.Available(Split::kTest, length) - 1, plan.samples.training);
     const TokenBatch sample = Samples{task, length}.Draw(index, 1);
     const std::vector<Timing> timings =
-        sparsefinder::TimeBlocks(model, sample, predictors, timed, blocks, quick ? 1 : 5);
+        TimeBlocks(model, sample, predictors, timed, blocks, quick ? 1 : 5);
     for (std::size_t i = 0; i < timed.size(); ++i) {
       const Timing& timing = timings[i];
       const double both = timing.foretelling + timing.masked;
@@ -231,7 +208,6 @@ DataTable TimeAll(SequenceModel& model, const std::vector<Layer>& layers, const 
                  timing.exact / both, 100.0 * timing.error, timing.kernel, timing.masked_kernel});
     }
   }
-  return table;
 }
 
 // One sentence of pairs, one of answers: the best learned method on single pairs and the window.
@@ -267,51 +243,54 @@ std::string Finding(double at, double density, double whole, const Metric& metri
 
 }  // namespace
 
-AnalysisResult Sparsefinder(const AnalysisContext& context) {
+AnalysisResult Study(const AnalysisContext& context) {
   const SequentialProducts one_thread;
   const std::filesystem::path run =
       context.decoder.empty() ? SourceDir() / "models/asentmax-nape" : context.decoder;
   LoadedSequenceModel loaded = LoadSequenceModel(run);
-  Subject subject(*loaded.model);
-  const std::vector<Layer>& layers = subject.Layers();
+  const std::vector<LayerPlace> layers = loaded.model->Places();
   const std::filesystem::path file = SourceDir() / "python/tsallis_report/figures.py";
   const TaskPointer text = loaded.task_name == "text" ? MakeFileText(file, *loaded.task) : nullptr;
   const SequenceTask& task = text ? *text : *loaded.task;
-  const Metric metric = sparsefinder::MetricOf(task);
+  const Metric metric = MetricOf(task);
   const Plan plan = PlanOf(context, loaded, task);
 
   double share = 0.0;
   const auto part = [&](double of_all) {
     return [&context, &share, of_all](double more) { context.Done(share += of_all * more); };
   };
-  const std::vector<std::vector<HeadData>> heads = sparsefinder::Collect(subject, plan.samples);
+  AnalysisResult result;
+  DataTable& edges = result.AddTable(
+      "edges", {"layer", "family", "method", "setting", "sparsity", "recall", "mass", "exact"});
+  DataTable& full = result.AddTable("full", {"sparsity", "value"});
+  DataTable& answers =
+      result.AddTable("answers", {"family", "method", "setting", "sparsity", "value", "tokens"});
+  DataTable& time = result.AddTable(
+      "time", {"tokens", "method", "setting", "block", "sparsity", "exact", "foretelling", "masked",
+               "both", "ratio", "error", "exact_kernel", "masked_kernel"});
+  const std::vector<std::vector<HeadData>> heads = Collect(*loaded.model, plan.samples);
   context.Done(share += 0.05);
   const Predictors predictors = Train(context, plan, layers, heads, part(0.1));
-  DataTable edges = JudgeAll(layers, heads, predictors, part(0.25));
-  DataTable full("full", {"sparsity", "value"});
-  const RestrictedRun unrestricted = sparsefinder::RunFree(subject, plan.samples);
-  const double whole = ValueOf(task, unrestricted.sums);
+  JudgeAll(layers, heads, predictors, part(0.25), edges);
+  const double whole = ValueOf(task, Run(*loaded.model, plan.samples, nullptr));
   for (const double x : {0.0, 100.0}) full.Add({x, whole});
-  DataTable answers = RunAll(subject, plan, predictors, part(0.5));
-  DataTable time = TimeAll(*loaded.model, layers, plan, predictors, context.quick);
+  RunAll(*loaded.model, plan, predictors, part(0.5), answers);
+  TimeAll(*loaded.model, plan, predictors, context.quick, time);
 
   double kept = 0.0, pairs = 0.0;
   for (std::size_t l = 0; l < heads.size(); ++l) {
     for (const HeadData& head : heads[l]) {
       for (const HeadSample& sample : head.test) {
         kept += sample.support.sum().item<double>();
-        pairs += sparsefinder::Visible(layers[l].sight, sample.q.size(0), sample.k.size(0))
-                     .sum()
-                     .item<double>();
+        pairs += Visible(layers[l].sight, sample.q.size(0), sample.k.size(0)).sum().item<double>();
       }
     }
   }
   const double density = 100.0 * kept / pairs;
 
-  AnalysisResult result;
-  const double at = sparsefinder::CommonSparsity(edges);
-  const std::vector<MethodValue> recall = sparsefinder::ValuesAt(edges, "recall", at);
-  const std::vector<MethodValue> valued = sparsefinder::ValuesAt(answers, "value", at);
+  const double at = CommonSparsity(edges);
+  const std::vector<MethodValue> recall = ValuesAt(edges, "recall", at);
+  const std::vector<MethodValue> valued = ValuesAt(answers, "value", at);
   const auto add = [&](const std::string& what, const std::vector<MethodValue>& values) {
     for (const MethodValue& value : values) {
       if (!value.value) continue;
@@ -326,11 +305,11 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
   add(measured, valued);
   // Whole answers are lost with one of their tokens.
   if (task.GetScoring() == Scoring::kExact) {
-    add("right tokens (%)", sparsefinder::ValuesAt(answers, "tokens", at));
+    add("right tokens (%)", ValuesAt(answers, "tokens", at));
   }
   add("recall (%)", recall);
-  add("exact rows (%)", sparsefinder::ValuesAt(edges, "exact", at));
-  for (Fact& fact : sparsefinder::TimeFacts(time)) result.facts.push_back(std::move(fact));
+  add("exact rows (%)", ValuesAt(edges, "exact", at));
+  for (const Fact& fact : TimeFacts(time)) result.facts.push_back(fact);
 
   result.finding = Finding(at, density, whole, metric, recall, valued);
   result.setup = {
@@ -340,7 +319,7 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
                   plan.samples.training, plan.samples.length, plan.samples.test, plan.steps),
       fmt::format("the {} nearest keys are always joined by all methods that look at keys, but in "
                   "heads that look at another sequence",
-                  sparsefinder::kNear),
+                  kNear),
       "Reformer: queries and keys that one of two drawn hashes puts together; Routing: every "
       "centre "
       "of k-means on whole queries and keys takes equally many; neither was there when the model "
@@ -355,11 +334,12 @@ AnalysisResult Sparsefinder(const AnalysisContext& context) {
       "no weight; the error is that of attention's output; nothing is timed where samples have "
       "fewer than 64 tokens, nor in an encoder-decoder",
       "where a method does not reach the share that is left out, its line is missing"};
-  result.figures = sparsefinder::FiguresOf(layers, metric, time);
-  for (DataTable* table : {&edges, &full, &answers, &time}) {
-    result.tables.push_back(std::move(*table));
-  }
+  AddFigures(layers, metric, result);
   return result;
 }
+
+}  // namespace sparsefinder
+
+AnalysisResult Sparsefinder(const AnalysisContext& context) { return sparsefinder::Study(context); }
 
 }  // namespace tsallis::lab

@@ -27,45 +27,25 @@ namespace tsallis::lab::sparsefinder {
 
 at::Tensor Visible(Sight sight, std::int64_t queries, std::int64_t keys);  // bool
 
-// The heads of a layer that see the same.
-struct Layer {
-  std::string name;  // "layer 1", "encoder 1"
-  Sight sight = Sight::kBefore;
-};
+std::string NameOf(const LayerPlace& place);  // "layer 1", "encoder 1"
 
 // A layer on one sample: [heads, tokens, head_dim] float32.
 struct LayerQueriesKeys {
-  std::size_t layer = 0;
+  std::size_t layer = 0;  // in the order of the model's places
   at::Tensor q, k;
 };
 
-// A model as the study needs it.
-class Subject {
- public:
-  // Takes queries and keys of one sample, returns the visible pairs: [heads, queries, keys] bool.
-  using Joined = std::function<at::Tensor(const LayerQueriesKeys&)>;
-  // Returns the weights of head h: [queries, keys] float32.
-  using Weights = std::function<at::Tensor(std::int64_t head)>;
+// What a layer has of one sequence. UsageError for heads whose map gives weight to every pair, and
+// for those that LayerInput::Arrays does not serve.
+LayerQueriesKeys QueriesKeysOf(const SequenceModel& model, const LayerInput& input,
+                               std::int64_t sequence);
 
-  explicit Subject(SequenceModel& model);
+// Takes queries and keys of one sample, returns the visible pairs: [heads, queries, keys] bool.
+using Joined = std::function<at::Tensor(const LayerQueriesKeys&)>;
 
-  // In the order of the model.
-  const std::vector<Layer>& Layers() const { return layers_; }
-  // Goes through the layers of one sample. UsageError for heads whose map gives weight to every
-  // pair, and for those that LayerInput::Arrays does not serve.
-  void VisitLayers(const TokenBatch& sample,
-                   const std::function<void(const LayerQueriesKeys&, const Weights&)>& visit);
-  // The score of a model whose heads see the joined pairs alone, from the queries and keys that it
-  // has then; null: all pairs.
-  SequenceScore Evaluate(const TokenBatch& batch, const Joined& joined);
-
- private:
-  std::size_t LayerOf(const LayerPlace& place) const;
-
-  SequenceModel& model_;
-  std::vector<LayerPlace> places_;
-  std::vector<Layer> layers_;
-};
+// The score of a model whose heads see the joined pairs alone, from the queries and keys that it
+// has then; null: all pairs.
+SequenceScore Evaluate(SequenceModel& model, const TokenBatch& batch, const Joined& joined);
 
 // ---- heads
 
@@ -89,7 +69,7 @@ struct Samples {
 };
 
 // [layers][heads].
-std::vector<std::vector<HeadData>> Collect(Subject& subject, const Samples& samples);
+std::vector<std::vector<HeadData>> Collect(SequenceModel& model, const Samples& samples);
 
 // Squared distances of projected queries and keys, [queries, keys].
 at::Tensor Distances(const at::Tensor& q, const at::Tensor& k, const at::Tensor& projection);
@@ -142,6 +122,9 @@ inline Metric MetricOf(const SequenceTask& task) {
   return {};
 }
 
+// Sums over the test samples, under what Evaluate() has as `joined`.
+SequenceScore Run(SequenceModel& model, const Samples& samples, const Joined& joined);
+
 struct RestrictedRun {
   SequenceScore sums;
   double sparsity = 0.0;  // share of the pairs that were left out
@@ -149,10 +132,8 @@ struct RestrictedRun {
 
 // The model on the test samples where every head sees what way `way` joins, from the queries and
 // keys of this very run.
-RestrictedRun RunRestricted(Subject& subject, const Samples& samples, const Predictors& predictors,
-                            std::size_t way);
-// Runs with all pairs.
-RestrictedRun RunFree(Subject& subject, const Samples& samples);
+RestrictedRun RunRestricted(SequenceModel& model, const Samples& samples,
+                            const Predictors& predictors, std::size_t way);
 
 struct Timing {
   std::string kernel, masked_kernel;  // of the last layer
@@ -179,7 +160,7 @@ struct MethodValue {
 };
 
 // The values of every method, in the order of a table with the columns "family", "method" and
-// "sparsity"; a table with "layer" gives its rows "all". sparsity: %.
+// "sparsity"; one that begins with "layer" gives its rows "all". sparsity: %.
 std::vector<MethodValue> ValuesAt(const DataTable& table, const std::string& column,
                                   double sparsity);
 // The one of 90, 80, ... % where most methods on single pairs have a value, the largest of equals.
@@ -187,7 +168,10 @@ double CommonSparsity(const DataTable& edges);
 // Exact attention's time at the longest length, and the fastest of every method there; nothing of
 // samples that are too short to be timed by blocks.
 std::vector<Fact> TimeFacts(const DataTable& time);
-std::vector<AnalysisFigure> FiguresOf(const std::vector<Layer>& layers, const Metric& metric,
-                                      const DataTable& time);
+void AddFigures(const std::vector<LayerPlace>& layers, const Metric& metric,
+                AnalysisResult& result);
+
+// The whole of it.
+AnalysisResult Study(const AnalysisContext& context);
 
 }  // namespace tsallis::lab::sparsefinder

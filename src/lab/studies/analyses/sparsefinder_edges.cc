@@ -20,15 +20,13 @@ constexpr std::int64_t kFirst = 4;          // keys for all, of the family "glob
 constexpr std::int64_t kBlockClusters = 8;  // of the family "blocks"
 constexpr std::int64_t kChunks[] = {1, 8, 16, 64};
 
-// Keys fewer than `near` places from a query.
-Tensor NearKeys(Sight sight, std::int64_t queries, std::int64_t keys, std::int64_t near = kNear) {
-  if (sight == Sight::kOther) return at::zeros({queries, keys}, at::kBool);
-  return Visible(sight, queries, keys)
-      .logical_and(at::ones({queries, keys}, at::kBool).triu(1 - near).tril(near - 1));
-}
-
-Tensor FirstKeys(Sight sight, std::int64_t queries, std::int64_t keys) {
-  return Visible(sight, queries, keys).logical_and(at::arange(keys).lt(kFirst).unsqueeze(0));
+// What a query sees of the joined keys, and of those that are fewer than `near` places from it.
+// joined: [queries, keys] bool.
+Tensor SeenOf(const Tensor& joined, Sight sight, std::int64_t near = kNear) {
+  const Tensor both = sight == Sight::kOther
+                          ? joined
+                          : joined.logical_or(at::ones_like(joined).triu(1 - near).tril(near - 1));
+  return both.logical_and(Visible(sight, joined.size(0), joined.size(1)));
 }
 
 // The centre to which each point is nearest.
@@ -109,7 +107,7 @@ std::vector<Predictor> PatternsOf(Sight sight, std::int64_t n, std::uint64_t see
       std::copy(mask.blocks.begin(), mask.blocks.end(), last->mutable_data_ptr<bool>());
       return *last;
     };
-    predictors.push_back({"tokens", method, static_cast<double>(width), edges, /*fixed=*/true});
+    predictors.push_back({"tokens", method, 1.0 * width, edges, /*fixed=*/true});
   };
   const auto sweep = [&](const char* method, const auto& pattern_of) {
     for (std::int64_t width = 4; width < n; width *= 2) add(method, width, pattern_of(width));
@@ -126,16 +124,14 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
                                  const Tensor& projection, bool quick, const RandomStream& random) {
   std::vector<Predictor> tokens, global, blocks;
   const auto add = [&](const std::string& method, double setting, const Edges& joined) {
-    const Edges edges = [joined, sight](const Tensor& q, const Tensor& k) {
-      const std::int64_t queries = q.size(0), keys = k.size(0);
-      return joined(q, k)
-          .logical_and(Visible(sight, queries, keys))
-          .logical_or(NearKeys(sight, queries, keys));
+    const Edges edges = [=](const Tensor& q, const Tensor& k) {
+      return SeenOf(joined(q, k), sight);
     };
     tokens.push_back({"tokens", method, setting, edges});
     global.push_back({"global", fmt::format("{}, first {} for all", method, kFirst), setting,
-                      [edges, sight](const Tensor& q, const Tensor& k) {
-                        return edges(q, k).logical_or(FirstKeys(sight, q.size(0), k.size(0)));
+                      [=](const Tensor& q, const Tensor& k) {
+                        const Tensor first = at::arange(k.size(0)).lt(kFirst).unsqueeze(0);
+                        return SeenOf(joined(q, k).logical_or(first), sight);
                       }});
   };
   // Thresholds at shares of the pairs of training.
@@ -144,32 +140,35 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
                           .masked_select(Visible(sight, first.q.size(0), first.k.size(0)));
   const Tensor sorted = std::get<0>(seen.sort());
   for (const double share : {0.01, 0.02, 0.05, 0.1, 0.2, 0.4}) {
-    const double limit =
-        sorted[static_cast<std::int64_t>(share * static_cast<double>(sorted.numel() - 1))]
-            .item<double>();
+    const auto place = static_cast<std::int64_t>(share * (sorted.numel() - 1));
+    const double limit = sorted[place].item<double>();
     add("distance", share,
         [=](const Tensor& q, const Tensor& k) { return Distances(q, k, projection) <= limit; });
   }
-  std::vector<Tensor> parts;
-  for (const HeadSample& sample : training) {
-    parts.push_back(sample.q.matmul(projection.t()));
-    parts.push_back(sample.k.matmul(projection.t()));
-  }
-  const Tensor points = at::cat(parts);
+  // What all queries and keys of training become.
+  const auto all = [&](const std::function<Tensor(const Tensor&)>& of) {
+    std::vector<Tensor> parts;
+    for (const HeadSample& sample : training) {
+      parts.push_back(of(sample.q));
+      parts.push_back(of(sample.k));
+    }
+    return at::cat(parts);
+  };
+  const auto project = [=](const Tensor& rows) { return rows.matmul(projection.t()); };
+  const Tensor points = all(project);
   for (std::int64_t clusters = 2; clusters <= (quick ? 8 : 64); clusters *= 2) {
     const Tensor centres = KMeans(points, clusters, random);
-    add("k-means", static_cast<double>(clusters), [=](const Tensor& q, const Tensor& k) {
-      return Nearest(q.matmul(projection.t()), centres).unsqueeze(1) ==
-             Nearest(k.matmul(projection.t()), centres).unsqueeze(0);
+    add("k-means", clusters, [=](const Tensor& q, const Tensor& k) {
+      return Nearest(project(q), centres).unsqueeze(1) == Nearest(project(k), centres).unsqueeze(0);
     });
   }
   for (std::int64_t buckets = 4; buckets <= (quick ? 16 : 256); buckets *= 2) {
     // Ends of buckets that hold equally many points of training.
     const Tensor ranks = (at::arange(1, buckets) * points.size(0)).floor_divide(buckets);
     const Tensor ends = std::get<0>(points.sort(0)).index_select(0, ranks).t().contiguous();
-    add("quantisation", static_cast<double>(buckets), [=](const Tensor& q, const Tensor& k) {
+    add("quantisation", buckets, [=](const Tensor& q, const Tensor& k) {
       const auto bucket = [&](const Tensor& rows) {
-        return at::searchsorted(ends, rows.matmul(projection.t()).t().contiguous());
+        return at::searchsorted(ends, project(rows).t().contiguous());
       };
       return (bucket(q).unsqueeze(2) == bucket(k).unsqueeze(1)).any(0);
     });
@@ -184,20 +183,15 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
     for (std::int64_t i = 0; i < rotations.numel(); ++i) {
       values[i] = static_cast<float>(Normal(drawn, 1.0));
     }
-    add("Reformer", static_cast<double>(buckets), [=](const Tensor& q, const Tensor& k) {
+    add("Reformer", buckets, [=](const Tensor& q, const Tensor& k) {
       return HashesOf(q, rotations).unsqueeze(2).eq(HashesOf(k, rotations).unsqueeze(1)).any(0);
     });
   }
-  std::vector<Tensor> directions;
-  for (const HeadSample& sample : training) {
-    directions.push_back(Directions(sample.q));
-    directions.push_back(Directions(sample.k));
-  }
-  const Tensor all_directions = at::cat(directions);
+  const Tensor directions = all(Directions);
   for (std::int64_t clusters = 2; clusters <= (quick ? 8 : 32); clusters *= 2) {
-    const Tensor centres = KMeans(all_directions, clusters, random);
+    const Tensor centres = KMeans(directions, clusters, random);
     // Every centre takes equally many queries, and keys (Roy, Saffar, Vaswani and Grangier 2021).
-    add("Routing", static_cast<double>(clusters), [=](const Tensor& q, const Tensor& k) {
+    add("Routing", clusters, [=](const Tensor& q, const Tensor& k) {
       const auto routed = [&](const Tensor& rows) {
         const std::int64_t most = (rows.size(0) + clusters - 1) / clusters;
         return Picked(Directions(rows), centres, most, /*own=*/false);
@@ -214,27 +208,21 @@ std::vector<Predictor> LearnedOf(Sight sight, const std::vector<HeadSample>& tra
       for (const double share : {1.0 / 32, 1.0 / 16, 1.0 / 8, 1.0 / 4}) {
         const Edges joined = [=](const Tensor& q, const Tensor& k) {
           const auto picked = [&](const Tensor& rows) {
-            const Tensor means = ChunkMeans(rows.matmul(projection.t()), chunk);
-            const auto count =
-                std::max<std::int64_t>(1, std::llround(share * static_cast<double>(means.size(0))));
+            const Tensor means = ChunkMeans(project(rows), chunk);
+            const auto count = std::max<std::int64_t>(1, std::llround(share * means.size(0)));
             return Picked(means, centres, count, own);
           };
           return picked(q).matmul(picked(k).t()) > 0;
         };
         const Edges edges = [=](const Tensor& q, const Tensor& k) {
-          const std::int64_t queries = q.size(0), keys = k.size(0);
-          return joined(q, k)
-              .index_select(0, ChunkOf(queries, chunk))
-              .index_select(1, ChunkOf(keys, chunk))
-              .logical_and(Visible(sight, queries, keys))
-              .logical_or(NearKeys(sight, queries, keys));
+          return SeenOf(joined(q, k)
+                            .index_select(0, ChunkOf(q.size(0), chunk))
+                            .index_select(1, ChunkOf(k.size(0), chunk)),
+                        sight);
         };
         const Edges of_blocks = [=](const Tensor& q, const Tensor& k) {
-          const Tensor chunks = joined(q, k);
           // Blocks that hold a near key of a query lie this near to each other.
-          const std::int64_t near = 1 + (kNear - 1 + chunk - 1) / chunk;
-          return chunks.logical_and(Visible(sight, chunks.size(0), chunks.size(1)))
-              .logical_or(NearKeys(sight, chunks.size(0), chunks.size(1), near));
+          return SeenOf(joined(q, k), sight, 1 + (kNear - 1 + chunk - 1) / chunk);
         };
         blocks.push_back({"blocks",
                           fmt::format("chunks of {}, {}", chunk, own ? "in clusters" : "nearest"),

@@ -31,11 +31,10 @@ Tensor Negatives(const Tensor& positive, const Tensor& visible, RandomStream& ra
       wanted += has[i * n + j] ? 1 : 0;
       if (sees[i * n + j] && !has[i * n + j]) others.push_back(j);
     }
-    const auto all = static_cast<std::int64_t>(others.size());
+    const std::int64_t all = std::ssize(others);
     for (std::int64_t c = 0; c < std::min(wanted, all); ++c) {
-      std::swap(others[static_cast<std::size_t>(c)],
-                others[static_cast<std::size_t>(c + random.Below(all - c))]);
-      to[i * n + others[static_cast<std::size_t>(c)]] = true;
+      std::swap(others[c], others[c + random.Below(all - c)]);
+      to[i * n + others[c]] = true;
     }
   }
   return negative;
@@ -47,22 +46,21 @@ TokenBatch Samples::Draw(std::int64_t first, std::int64_t count) const {
   return DrawBatch(task, kEvaluationSeed, Split::kTest, first, count, length);
 }
 
-std::vector<std::vector<HeadData>> Collect(Subject& subject, const Samples& samples) {
-  std::vector<std::vector<HeadData>> heads(subject.Layers().size());
+std::vector<std::vector<HeadData>> Collect(SequenceModel& model, const Samples& samples) {
+  std::vector<std::vector<HeadData>> heads(model.Places().size());
   for (std::int64_t s = 0; s < samples.training + samples.test; ++s) {
     const bool training = s < samples.training;
-    subject.VisitLayers(samples.Draw(s, 1),
-                        [&](const LayerQueriesKeys& own, const Subject::Weights& weights_of) {
-                          std::vector<HeadData>& layer = heads[own.layer];
-                          layer.resize(static_cast<std::size_t>(own.q.size(0)));
-                          for (std::size_t h = 0; h < layer.size(); ++h) {
-                            const auto head = static_cast<std::int64_t>(h);
-                            const Tensor weights = weights_of(head).contiguous();
-                            (training ? layer[h].training : layer[h].test)
-                                .push_back({own.q[head].contiguous(), own.k[head].contiguous(),
-                                            weights > 0, training ? Tensor() : weights});
-                          }
-                        });
+    model.VisitLayers(samples.Draw(s, 1), [&](const LayerView& view) {
+      const LayerQueriesKeys own = QueriesKeysOf(model, view, 0);
+      std::vector<HeadData>& layer = heads[own.layer];
+      layer.resize(own.q.size(0));
+      for (std::int64_t h = 0; h < own.q.size(0); ++h) {
+        const Tensor weights = view.Weights(0, h).contiguous();
+        (training ? layer[h].training : layer[h].test)
+            .push_back({own.q[h].contiguous(), own.k[h].contiguous(), weights > 0,
+                        training ? Tensor() : weights});
+      }
+    });
   }
   return heads;
 }
@@ -82,7 +80,7 @@ Tensor TrainProjection(Sight sight, const std::vector<HeadSample>& training, std
   Tensor projection = at::empty({kNumbers, dim});
   auto* values = projection.mutable_data_ptr<float>();
   for (std::int64_t i = 0; i < projection.numel(); ++i) {
-    values[i] = static_cast<float>(Normal(random, 1.0 / std::sqrt(static_cast<double>(dim))));
+    values[i] = static_cast<float>(Normal(random, 1.0 / std::sqrt(dim)));
   }
   const Tensor flat = projection.view(-1);
   const Tensor gradient = at::zeros_like(flat);
@@ -93,8 +91,7 @@ Tensor TrainProjection(Sight sight, const std::vector<HeadSample>& training, std
   train.schedule = "cosine";
   Optimizer optimizer(train, steps, flat, gradient);
   for (std::int64_t step = 0; step < steps; ++step) {
-    const HeadSample& sample = training[static_cast<std::size_t>(
-        random.Below(static_cast<std::int64_t>(training.size())))];
+    const HeadSample& sample = training[random.Below(std::ssize(training))];
     const std::int64_t n = sample.q.size(0);
     const std::int64_t first = random.Below(std::max<std::int64_t>(1, n - kQueries + 1));
     const std::int64_t count = std::min(kQueries, n - first);

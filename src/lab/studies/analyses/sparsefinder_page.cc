@@ -27,12 +27,6 @@ std::optional<double> ValueAt(Points points, double sparsity) {
   return std::nullopt;
 }
 
-std::size_t Place(const DataTable& table, const std::string& column) {
-  const auto& columns = table.Columns();
-  return static_cast<std::size_t>(std::find(columns.begin(), columns.end(), column) -
-                                  columns.begin());
-}
-
 // Curves of a family; beside chunks and first keys the window, which looks at no key, dashed.
 std::vector<Curve> CurvesOf(const char* table, const char* y, const std::string& family,
                             const std::string& layer) {
@@ -62,18 +56,18 @@ AnalysisFigure EdgesFigure(const char* name, const char* family, const char* tit
   return figure;
 }
 
-AnalysisFigure LayersFigure(const std::vector<Layer>& layers) {
+AnalysisFigure LayersFigure(const std::vector<LayerPlace>& layers) {
   AnalysisFigure figure{.name = "recall",
                         .title = "Found pairs against sparsity, layer by layer",
                         .caption =
                             "Of the pairs of query and key that have weight, the share that each "
                             "way to foretell them joins. Further up and to the right is better.",
                         .columns = 2};
-  for (const Layer& layer : layers) {
-    figure.panels.push_back({.title = layer.name,
+  for (const LayerPlace& layer : layers) {
+    figure.panels.push_back({.title = NameOf(layer),
                              .x_label = kLeftOut,
                              .y_label = "pairs with weight that are joined (%)",
-                             .curves = CurvesOf("edges", "recall", "tokens", layer.name)});
+                             .curves = CurvesOf("edges", "recall", "tokens", NameOf(layer))});
   }
   return figure;
 }
@@ -129,13 +123,13 @@ AnalysisFigure TimeFigure(const DataTable& time) {
 
 std::vector<MethodValue> ValuesAt(const DataTable& table, const std::string& column,
                                   double sparsity) {
-  const std::size_t layer = Place(table, "layer"), family = Place(table, "family"),
-                    method = Place(table, "method"), x = Place(table, "sparsity"),
-                    y = Place(table, column);
+  const bool layered = table.Columns().front() == "layer";
+  const std::size_t family = table.Place("family"), method = table.Place("method"),
+                    x = table.Place("sparsity"), y = table.Place(column);
   std::vector<MethodValue> values;
   std::vector<Points> points;
   for (const std::vector<Cell>& row : table.Rows()) {
-    if (layer < row.size() && CellText(row[layer]) != "all") continue;
+    if (layered && CellText(row[0]) != "all") continue;
     if (values.empty() || values.back().method != CellText(row[method])) {
       values.push_back({CellText(row[family]), CellText(row[method]), std::nullopt});
       points.emplace_back();
@@ -165,39 +159,37 @@ double CommonSparsity(const DataTable& edges) {
 }
 
 std::vector<Fact> TimeFacts(const DataTable& time) {
-  const std::size_t method = Place(time, "method"), setting = Place(time, "setting"),
-                    left_out = Place(time, "sparsity"), exact = Place(time, "exact"),
-                    both = Place(time, "both"), error = Place(time, "error");
   if (time.Rows().empty()) return {};
-  const std::vector<Cell>& last = time.Rows().back();
+  using Row = std::vector<Cell>;
+  const auto number = [&](const Row& row, const char* column) {
+    return std::get<double>(row[time.Place(column)]);
+  };
+  const Row& last = time.Rows().back();
   // The fastest setting of every method at the longest length.
-  std::map<std::string, const std::vector<Cell>*> best;
-  for (const std::vector<Cell>& row : time.Rows()) {
+  std::map<std::string, const Row*> best;
+  for (const Row& row : time.Rows()) {
     if (CellText(row[0]) != CellText(last[0])) continue;
-    const std::vector<Cell>*& there = best[CellText(row[method])];
-    if (there == nullptr || std::get<double>(row[both]) < std::get<double>((*there)[both])) {
-      there = &row;
-    }
+    const Row*& there = best[CellText(row[time.Place("method")])];
+    if (there == nullptr || number(row, "both") < number(*there, "both")) there = &row;
   }
   std::vector<Fact> facts = {
       {fmt::format("time (ms) of exact attention of all heads, {} tokens, one thread of this "
                    "machine",
                    CellText(last[0])),
-       std::get<double>(last[exact])}};
+       number(last, "exact")}};
   for (const auto& [name, row] : best) {
-    facts.push_back(
-        {fmt::format("time (ms) of foretelling and attention on blocks, {} ({:.3g}), "
-                     "{:.0f} % left out, output wrong by {:.0f} %",
-                     name, std::get<double>((*row)[setting]), std::get<double>((*row)[left_out]),
-                     std::get<double>((*row)[error])),
-         std::get<double>((*row)[both])});
+    facts.push_back({fmt::format("time (ms) of foretelling and attention on blocks, {} ({:.3g}), "
+                                 "{:.0f} % left out, output wrong by {:.0f} %",
+                                 name, number(*row, "setting"), number(*row, "sparsity"),
+                                 number(*row, "error")),
+                     number(*row, "both")});
   }
   return facts;
 }
 
-std::vector<AnalysisFigure> FiguresOf(const std::vector<Layer>& layers, const Metric& metric,
-                                      const DataTable& time) {
-  std::vector<AnalysisFigure> figures = {
+void AddFigures(const std::vector<LayerPlace>& layers, const Metric& metric,
+                AnalysisResult& result) {
+  result.figures = {
       EdgesFigure("all", "tokens", "Found pairs, found weight and exact rows against sparsity",
                   "All heads. Left: pairs that have weight. Middle: the weight on them. Right: "
                   "queries all of whose pairs are joined, whose answer is therefore exact."),
@@ -207,8 +199,8 @@ std::vector<AnalysisFigure> FiguresOf(const std::vector<Layer>& layers, const Me
       EdgesFigure("chunks", "blocks", "The same of chunks of tokens",
                   "All heads; the window beside them. A pair is joined if its chunks are."),
       AnswersFigure(metric)};
-  if (!time.Rows().empty()) figures.push_back(TimeFigure(time));
-  return figures;
+  const DataTable& time = result.Table("time");
+  if (!time.Rows().empty()) result.AddFigure(TimeFigure(time));
 }
 
 }  // namespace tsallis::lab::sparsefinder

@@ -6,6 +6,7 @@
 #include "lab/nn/layer_view.h"
 #include "lab/nn/maps.h"
 #include "lab/nn/row_chain.h"
+#include "lab/studies/analyses/maps.h"
 #include "lab/studies/analyses/sparsefinder.h"
 #include "tsallis/attention.h"
 
@@ -16,22 +17,6 @@ using at::Tensor;
 
 // Tokens that are read at a time, about: masks of all heads stand in memory.
 constexpr std::int64_t kTokens = 2048;
-
-RestrictedRun Run(Subject& subject, const Samples& samples, const Subject::Joined& joined) {
-  RestrictedRun run;
-  const std::int64_t tokens = samples.Draw(samples.training, 1).tokens.size(1);
-  const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
-  for (std::int64_t done = 0; done < samples.test; done += chunk) {
-    const std::int64_t count = std::min(chunk, samples.test - done);
-    run.sums.AddSums(subject.Evaluate(samples.Draw(samples.training + done, count), joined));
-  }
-  return run;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Measures time of the processor, not of the clock: calls of one thread, which may share a core
 // with others.
@@ -47,7 +32,7 @@ double Milliseconds(int times, const std::function<void()>& act) {
     act();
     measured.push_back(now() - start);
   }
-  return Median(std::move(measured));
+  return Median(measured);
 }
 
 // The causal attention of all heads of a layer on one sequence.
@@ -93,35 +78,40 @@ double LeftOut(const Tensor& mask, std::int64_t n, std::int64_t block) {
   const Tensor ids = at::arange(n).floor_divide(block);
   const Tensor pairs =
       mask.index_select(1, ids).index_select(2, ids).logical_and(Visible(Sight::kBefore, n, n));
-  const double all = 0.5 * static_cast<double>(n * (n + 1)) * static_cast<double>(mask.size(0));
-  return 1.0 - static_cast<double>(pairs.sum().item<std::int64_t>()) / all;
+  return 1.0 - pairs.sum().item<double>() / (0.5 * n * (n + 1) * mask.size(0));
 }
 
 }  // namespace
 
-RestrictedRun RunRestricted(Subject& subject, const Samples& samples, const Predictors& predictors,
-                            std::size_t way) {
+SequenceScore Run(SequenceModel& model, const Samples& samples, const Joined& joined) {
+  SequenceScore sums;
+  const std::int64_t tokens = samples.Draw(samples.training, 1).tokens.size(1);
+  const std::int64_t chunk = std::max<std::int64_t>(1, kTokens / tokens);
+  for (std::int64_t done = 0; done < samples.test; done += chunk) {
+    const std::int64_t count = std::min(chunk, samples.test - done);
+    sums.AddSums(Evaluate(model, samples.Draw(samples.training + done, count), joined));
+  }
+  return sums;
+}
+
+RestrictedRun RunRestricted(SequenceModel& model, const Samples& samples,
+                            const Predictors& predictors, std::size_t way) {
   double joined = 0.0, pairs = 0.0;
-  RestrictedRun run = Run(subject, samples, [&](const LayerQueriesKeys& own) {
-    const auto& heads = predictors[own.layer];
-    const Sight sight = subject.Layers()[own.layer].sight;
-    const double seen = Visible(sight, own.q.size(1), own.k.size(1)).sum().item<double>();
+  const std::vector<LayerPlace> layers = model.Places();
+  RestrictedRun run;
+  run.sums = Run(model, samples, [&](const LayerQueriesKeys& own) {
     std::vector<Tensor> of_heads;
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      const auto head = static_cast<std::int64_t>(h);
-      of_heads.push_back(heads[h][way].edges(own.q[head], own.k[head]));
-      pairs += seen;
+    for (std::int64_t h = 0; h < own.q.size(0); ++h) {
+      of_heads.push_back(predictors[own.layer][h][way].edges(own.q[h], own.k[h]));
     }
     Tensor visible = at::stack(of_heads);
     joined += visible.sum().item<double>();
+    pairs += visible.size(0) *
+             Visible(layers[own.layer].sight, own.q.size(1), own.k.size(1)).sum().item<double>();
     return visible;
   });
   run.sparsity = 1.0 - joined / pairs;
   return run;
-}
-
-RestrictedRun RunFree(Subject& subject, const Samples& samples) {
-  return Run(subject, samples, nullptr);
 }
 
 std::vector<Timing> TimeBlocks(SequenceModel& model, const TokenBatch& sample,
@@ -132,7 +122,7 @@ std::vector<Timing> TimeBlocks(SequenceModel& model, const TokenBatch& sample,
   model.VisitLayers(sample, [&](const LayerView& view) {
     const HeadArrays arrays = view.Arrays(0);
     const Tensor q = arrays.q.to(at::kFloat), k = arrays.k.to(at::kFloat);
-    const auto& heads = predictors[static_cast<std::size_t>(view.layer)];
+    const auto& heads = predictors[view.layer];
     const std::int64_t n = q.size(1);
     AttentionParams params = ParamsOf(arrays);
     const Tensor exact_out = at::empty_like(arrays.v), out = at::empty_like(arrays.v);
@@ -147,9 +137,8 @@ std::vector<Timing> TimeBlocks(SequenceModel& model, const TokenBatch& sample,
       Tensor mask;
       const double foretelling = Milliseconds(times, [&] {
         std::vector<Tensor> of_heads;
-        for (std::size_t h = 0; h < heads.size(); ++h) {
-          const auto head = static_cast<std::int64_t>(h);
-          of_heads.push_back(BlocksOf(heads[h][ways[w]], q[head], k[head], block[w]));
+        for (std::int64_t h = 0; h < q.size(0); ++h) {
+          of_heads.push_back(BlocksOf(heads[h][ways[w]], q[h], k[h], block[w]));
         }
         mask = at::stack(of_heads);
       });
@@ -163,7 +152,7 @@ std::vector<Timing> TimeBlocks(SequenceModel& model, const TokenBatch& sample,
       timing.kernel = kernel;
       timing.masked_kernel = ChooseAttentionKernel(params).forward;
       params.mask.blocks = nullptr;
-      const auto layers = static_cast<double>(predictors.size());
+      const double layers = predictors.size();
       timing.sparsity += LeftOut(mask, n, block[w]) / layers;
       const Tensor wanted = exact_out.to(at::kFloat);
       timing.error +=

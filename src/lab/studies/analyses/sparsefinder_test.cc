@@ -179,9 +179,9 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   config.block = "pre";
   config.attention.positions.kind = "sinusoidal";
   EncoderDecoder model(config, 5);
-  Subject subject(model);
+  const std::vector<LayerPlace> layers = model.Places();
   std::vector<std::string> names;
-  for (const Layer& layer : subject.Layers()) names.push_back(layer.name);
+  for (const LayerPlace& layer : layers) names.push_back(NameOf(layer));
   EXPECT_EQ(names, (std::vector<std::string>{"encoder 1", "encoder 2", "decoder 1", "context 1",
                                              "decoder 2", "context 2"}));
   TokenBatch batch;
@@ -195,16 +195,16 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   std::map<std::size_t, std::pair<std::int64_t, std::int64_t>> sizes;
   const auto all = [&](const LayerQueriesKeys& own) {
     sizes[own.layer] = {own.q.size(1), own.k.size(1)};  // of the last sample
-    return Visible(subject.Layers()[own.layer].sight, own.q.size(1), own.k.size(1))
+    return Visible(layers[own.layer].sight, own.q.size(1), own.k.size(1))
         .unsqueeze(0)
         .expand({own.q.size(0), -1, -1});
   };
-  const SequenceScore free = subject.Evaluate(batch, nullptr);
-  const SequenceScore whole = subject.Evaluate(batch, all);
+  const SequenceScore free = Evaluate(model, batch, nullptr);
+  const SequenceScore whole = Evaluate(model, batch, all);
   EXPECT_EQ(free.losses, whole.losses);
   EXPECT_EQ(sizes[0], std::pair(std::int64_t{2}, std::int64_t{2}));
   EXPECT_EQ(sizes[3], std::pair(std::int64_t{4}, std::int64_t{2}));
-  const SequenceScore alone = subject.Evaluate(batch, [](const LayerQueriesKeys& own) {
+  const SequenceScore alone = Evaluate(model, batch, [](const LayerQueriesKeys& own) {
     return at::eye(own.q.size(1), own.k.size(1), at::kBool)
         .unsqueeze(0)
         .expand({own.q.size(0), -1, -1});
@@ -214,19 +214,20 @@ TEST(SparsefinderModels, AnEncoderDecoderIsRestrictedLikeADecoder) {
   one.tokens = batch.tokens.narrow(0, 0, 1);
   one.labels = batch.labels.narrow(0, 0, 1);
   int seen = 0;
-  subject.VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
+  model.VisitLayers(one, [&](const LayerView& view) {
+    const LayerQueriesKeys own = QueriesKeysOf(model, view, 0);
     ++seen;
     for (const std::int64_t h : {0, 1}) {
       const Tensor scores = own.q[h].matmul(own.k[h].t()) / std::sqrt(8.0);
-      const Tensor found = weights(h);
+      const Tensor found = view.Weights(0, h);
       ASSERT_EQ(found.sizes(), scores.sizes());
       EXPECT_TRUE(at::allclose(found.sum(1), at::ones({found.size(0)}), 1e-4, 1e-4));
       // The one of two keys of a row that has the larger score has the larger weight.
-      const Tensor best = (scores.masked_fill(Visible(subject.Layers()[own.layer].sight,
-                                                      scores.size(0), scores.size(1))
-                                                  .logical_not(),
-                                              -1e30))
-                              .argmax(1);
+      const Tensor best =
+          (scores.masked_fill(
+               Visible(layers[own.layer].sight, scores.size(0), scores.size(1)).logical_not(),
+               -1e30))
+              .argmax(1);
       EXPECT_TRUE(at::equal(found.argmax(1), best)) << own.layer;
     }
   });
@@ -245,14 +246,14 @@ TEST(SparsefinderModels, ASinkTakesItsShareOfADecodersRows) {
   TokenBatch one;
   one.tokens = at::tensor({3, 4, 5, 6, 7, 8}, at::kLong).view({1, 6});
   one.labels = at::tensor({4, 5, 6, 7, 8, 9}, at::kLong).view({1, 6});
-  Subject subject(model);
   int seen = 0;
-  subject.VisitLayers(one, [&](const LayerQueriesKeys& own, const Subject::Weights& weights) {
+  model.VisitLayers(one, [&](const LayerView& view) {
+    const LayerQueriesKeys own = QueriesKeysOf(model, view, 0);
     for (const std::int64_t h : {0, 1}) {
       const Tensor scores = (own.q[h].matmul(own.k[h].t()) / std::sqrt(8.0))
                                 .masked_fill(Before(6).logical_not(), -9e9);
       const Tensor rows = Entmax(at::cat({scores, at::full({6, 1}, kSink)}, 1));
-      EXPECT_TRUE(at::allclose(weights(h), rows.narrow(1, 0, 6), 1e-4, 1e-5));
+      EXPECT_TRUE(at::allclose(view.Weights(0, h), rows.narrow(1, 0, 6), 1e-4, 1e-5));
       EXPECT_GT(rows.select(1, 6).min().item<double>(), 0.01);
       ++seen;
     }

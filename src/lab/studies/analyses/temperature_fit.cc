@@ -18,12 +18,6 @@ namespace {
 
 constexpr std::int64_t kDrawn = 2000;  // samples of the figure
 
-double Value(const std::vector<double>& coefficients, double entropy) {
-  double value = 0.0;
-  for (auto c = coefficients.rbegin(); c != coefficients.rend(); ++c) value = value * entropy + *c;
-  return value;
-}
-
 // Rows of scores of sets of n items, the others -inf up to `width`, and where the largest item is.
 struct ScoreRows {
   std::vector<float> scores;          // [rows, width]
@@ -52,10 +46,6 @@ void AddSets(TrainedModel& trained, std::int64_t n, std::int64_t sets, std::int6
   }
 }
 
-std::string Listed(const std::vector<double>& coefficients) {
-  return fmt::format("{:.4g}", fmt::join(coefficients, ", "));
-}
-
 }  // namespace
 
 AnalysisResult TemperatureFit(const AnalysisContext& context) {
@@ -66,7 +56,7 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
   ScoreRows rows;
   for (std::int64_t n = 16; n <= width; n *= 2) {
     AddSets(trained, n, sets, width, rows);
-    context.Done(0.5 + 0.1 * static_cast<double>(n) / static_cast<double>(width));
+    context.Done(0.5 + 0.1 * n / width);
   }
   const auto count = static_cast<std::int64_t>(rows.targets.size());
   const ConstRows all{rows.scores.data(), DType::kFloat32, count, width, width, 1};
@@ -89,32 +79,30 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
   }
 
   // The figure's samples: a fit of degree 0 to one row is that row's own 1/theta.
-  DataTable samples("samples", {"entropy", "inverse_temperature"});
+  DataTable& samples = result.AddTable("samples", {"entropy", "inverse_temperature"});
   double highest = 0.0;
   const std::int64_t step = std::max<std::int64_t>(1, fit.samples / kDrawn);
   for (std::int64_t row = 0, kept = 0; row < count; ++row) {
     const float* scores = rows.scores.data() + row * width;
-    const std::int64_t n = rows.lengths[static_cast<std::size_t>(row)];
-    const AdaptiveTemperatureFit own =
-        FitAdaptiveTemperature(context.kernels, {scores, DType::kFloat32, 1, n, n, 1},
-                               &rows.targets[static_cast<std::size_t>(row)], {.degree = 0});
+    const std::int64_t n = rows.lengths[row];
+    const AdaptiveTemperatureFit own = FitAdaptiveTemperature(
+        context.kernels, {scores, DType::kFloat32, 1, n, n, 1}, &rows.targets[row], {.degree = 0});
     if (own.samples == 0 || kept++ % step != 0) continue;
     StreamedEntropy entropy;
     for (std::int64_t j = 0; j < n; ++j) entropy.Add(scores[j]);
     samples.Add({entropy.Entropy(), own.coefficients[0]});
     highest = std::max(highest, entropy.Entropy());
-    context.Done(0.6 + 0.2 * static_cast<double>(row) / static_cast<double>(count));
+    context.Done(0.6 + 0.2 * row / count);
   }
   const std::vector<double> published = AdaptiveTemperature().coefficients;
-  DataTable curves("curves", {"entropy", "fitted", "published"});
+  DataTable& curves = result.AddTable("curves", {"entropy", "fitted", "published"});
   for (int i = 0; i <= 200; ++i) {
     const double entropy = 0.5 + (highest - 0.5) * i / 200.0;
-    curves.Add({entropy, Value(fit.coefficients, entropy), Value(published, entropy)});
+    curves.Add({entropy, Polynomial(fit.coefficients, entropy), Polynomial(published, entropy)});
   }
 
-  DataTable accuracy("accuracy", {"method", "n", "accuracy"});
+  DataTable& accuracy = result.AddTable("accuracy", {"method", "n", "accuracy"});
   SetAttentionConfig config = trained.config;
-  const std::atomic<bool> never{false};
   const std::int64_t most = context.quick ? 128 : 4096;
   const std::vector<std::pair<std::string, std::optional<std::vector<double>>>> methods = {
       {"softmax", std::nullopt},
@@ -128,11 +116,10 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
     for (std::int64_t n = 16; n <= most; n *= 2) {
       const std::int64_t asked =
           std::clamp<std::int64_t>((1 << 19) / n, 256, context.quick ? 256 : 2048);
-      const Score score =
-          EvaluateSets(trained.model, trained.task, Split::kTest, n, asked, /*heat=*/false,
-                       context.stop != nullptr ? *context.stop : never);
+      const Score score = EvaluateSets(trained.model, trained.task, Split::kTest, n, asked,
+                                       /*heat=*/false, context.Stop());
       accuracy.Add({name, n, trained.task.GetMetric().Value(score)});
-      context.Done(0.8 + 0.2 * (done += 1.0) / (3.0 * std::log2(static_cast<double>(most) / 8.0)));
+      context.Done(0.8 + 0.2 * (done += 1.0) / (3.0 * std::log2(most / 8.0)));
     }
   }
   const std::int64_t n = context.quick ? 128 : 1024;
@@ -147,8 +134,9 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
       "polynomial {:.1f} % and plain softmax {:.1f} %.",
       at("own polynomial"), n, at("published polynomial"), at("softmax"));
   result.setup.push_back(
-      "to use the fit in a recipe: map = \"adaptive-temperature\", coefficients = [" +
-      Listed(fit.coefficients) + "]");
+      fmt::format("to use the fit in a recipe: map = \"adaptive-temperature\", coefficients = "
+                  "[{:.4g}]",
+                  fmt::join(fit.coefficients, ", ")));
   result.figures = {
       {.name = "fit",
        .title = "The best temperature of a row against its entropy",
@@ -171,7 +159,6 @@ AnalysisResult TemperatureFit(const AnalysisContext& context) {
                    .y_label = "accuracy (%)",
                    .x_scale = "log2",
                    .curves = {Curve("accuracy", "n", "accuracy").By("method")}}}}};
-  result.tables = {std::move(samples), std::move(curves), std::move(accuracy)};
   return result;
 }
 

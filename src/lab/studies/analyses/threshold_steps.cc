@@ -13,14 +13,13 @@
 #include <array>
 #include <cmath>
 
-#include "core/parallel.h"
 #include "lab/studies/analyses/maps.h"
 
 namespace tsallis::lab {
 namespace {
 
 constexpr double kTolerance = 1e-6;  // of |sum p - 1|
-constexpr int kMost = 64;            // passes
+constexpr std::size_t kMost = 64;    // passes
 constexpr int kBins = 64;
 
 enum class Method : std::uint8_t { kBisection, kHalley, kNewton, kHistogram };
@@ -69,7 +68,7 @@ double FromHistogram(const std::vector<double>& z, double b) {
   std::array<double, kBins> counts{};
   for (const double value : z) {
     const int bin = static_cast<int>(std::floor((value + 1.0) * kBins));
-    if (bin >= 0) counts[static_cast<std::size_t>(std::min(bin, kBins - 1))] += 1.0;
+    if (bin >= 0) counts[std::min(bin, kBins - 1)] += 1.0;
   }
   double low = -1.0 - 1.0 / kBins, high = 0.0;
   for (int i = 0; i < 50; ++i) {
@@ -77,7 +76,7 @@ double FromHistogram(const std::vector<double>& z, double b) {
     double sum = 0.0;
     for (int bin = 0; bin < kBins; ++bin) {
       const double u = static_cast<double>(bin) / kBins - 1.0 - middle;
-      if (u > 0.0) sum += counts[static_cast<std::size_t>(bin)] * std::pow(u, b);
+      if (u > 0.0) sum += counts[bin] * std::pow(u, b);
     }
     (sum >= 1.0 ? low : high) = middle;
   }
@@ -86,7 +85,7 @@ double FromHistogram(const std::vector<double>& z, double b) {
 
 Trace Find(Method method, const std::vector<double>& z, double alpha) {
   const double b = 1.0 / (alpha - 1.0);
-  double low = -1.0, high = -std::pow(static_cast<double>(z.size()), 1.0 - alpha);
+  double low = -1.0, high = -std::pow(z.size(), 1.0 - alpha);
   Trace trace;
   trace.tau = 0.5 * (low + high);
   if (method == Method::kNewton) trace.tau = low;
@@ -94,7 +93,7 @@ Trace Find(Method method, const std::vector<double>& z, double alpha) {
     trace.tau = FromHistogram(z, b);
     trace.errors.push_back(1.0);  // the pass that counts; nothing is known of the sum yet
   }
-  while (static_cast<int>(trace.errors.size()) < kMost) {
+  while (trace.errors.size() < kMost) {
     const Sums sums = Pass(z, trace.tau, b);
     const double f = sums.s0 - 1.0;
     trace.errors.push_back(std::abs(f));
@@ -122,48 +121,45 @@ std::vector<double> Relative(std::vector<double> scores, double alpha) {
 }  // namespace
 
 AnalysisResult ThresholdSteps(const AnalysisContext& context) {
-  DataTable passes("passes", {"alpha", "method", "n", "mean", "most"});
-  DataTable traces("traces", {"alpha", "method", "pass", "error"});
   AnalysisResult result;
-  const double alphas[] = {1.1, 1.25, 1.5, 1.75, 2.0};
+  DataTable& passes = result.AddTable("passes", {"alpha", "method", "n", "mean", "most"});
+  DataTable& traces = result.AddTable("traces", {"alpha", "method", "pass", "error"});
   const std::int64_t longest = context.quick ? 1024 : 1 << 18;
   double worst = 0.0, done = 0.0;
-  for (const double alpha : alphas) {
+  for (const double alpha : {1.1, 1.25, 1.5, 1.75, 2.0}) {
     for (std::int64_t n = 64; n <= longest; n *= 4) {
       const std::int64_t draws = std::clamp<std::int64_t>((1 << 18) / n, 4, 64);
-      std::array<std::vector<double>, std::size(kMethods)> counts;
-      for (auto& count : counts) count.resize(static_cast<std::size_t>(draws));
-      std::vector<double> wrong(static_cast<std::size_t>(draws));
-      AnalysisContext single = context;
-      single.kernels.threads = 1;
-      ParallelFor(context.kernels, draws, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t d = begin; d < end; ++d) {
-          const std::vector<double> scores = Normals(context, 70, d, n);
-          const std::vector<double> z = Relative(scores, alpha);
-          const double top = *std::max_element(scores.begin(), scores.end());
-          const Row row = MapRow(single, EntmaxParams(alpha), scores);
-          for (std::size_t m = 0; m < std::size(kMethods); ++m) {
-            const Trace trace = Find(kMethods[m], z, alpha);
-            counts[m][static_cast<std::size_t>(d)] = static_cast<double>(trace.errors.size());
-            wrong[static_cast<std::size_t>(d)] =
-                std::max(wrong[static_cast<std::size_t>(d)],
-                         std::abs(trace.tau + (alpha - 1.0) * top - row.tau));
-          }
+      struct Found {
+        std::array<double, std::size(kMethods)> passes;
+        double wrong = 0.0;
+      };
+      const std::vector<Found> drawn = ForDraws(context, draws, [&](std::int64_t draw) {
+        const std::vector<double> scores = Normals(context, 70, draw, n);
+        const std::vector<double> z = Relative(scores, alpha);
+        const double top = *std::max_element(scores.begin(), scores.end());
+        const Row row = MapRow(context, EntmaxParams(alpha), scores);
+        Found found;
+        for (std::size_t m = 0; m < std::size(kMethods); ++m) {
+          const Trace trace = Find(kMethods[m], z, alpha);
+          found.passes[m] = trace.errors.size();
+          found.wrong = std::max(found.wrong, std::abs(trace.tau + (alpha - 1.0) * top - row.tau));
         }
+        return found;
       });
-      worst = std::max(worst, *std::max_element(wrong.begin(), wrong.end()));
+      for (const Found& found : drawn) worst = std::max(worst, found.wrong);
       for (std::size_t m = 0; m < std::size(kMethods); ++m) {
-        passes.Add({alpha, Name(kMethods[m]), n, Mean(counts[m]),
-                    *std::max_element(counts[m].begin(), counts[m].end())});
+        std::vector<double> counts;
+        for (const Found& found : drawn) counts.push_back(found.passes[m]);
+        passes.Add({alpha, Name(kMethods[m]), n, Mean(counts),
+                    *std::max_element(counts.begin(), counts.end())});
       }
       context.Done((done += 1.0) / 35.0);
     }
     const std::vector<double> z = Relative(Normals(context, 71, 0, 4096), alpha);
     for (const Method method : kMethods) {
-      const Trace trace = Find(method, z, alpha);
-      for (std::size_t pass = 0; pass < trace.errors.size(); ++pass) {
-        traces.Add({alpha, Name(method), static_cast<std::int64_t>(pass + 1),
-                    std::max(trace.errors[pass], 1e-12)});
+      const std::vector<double> errors = Find(method, z, alpha).errors;
+      for (int pass = 0; pass < std::ssize(errors); ++pass) {
+        traces.Add({alpha, Name(method), pass + 1, std::max(errors[pass], 1e-12)});
       }
     }
   }
@@ -185,14 +181,16 @@ AnalysisResult ThresholdSteps(const AnalysisContext& context) {
       "standard normal scores, 4 to 64 rows a point, double precision",
       "a pass reads the row once; bisection and Halley's method begin in the middle of "
       "[max − 1, max − n^(1−α)], Newton's at its lower end; the histogram's pass counts"};
-  AnalysisFigure first{.name = "passes",
-                       .title = "Passes over a row until its threshold is found",
-                       .caption = "Mean passes until |Σp − 1| < 1e-6 against the number of keys.",
-                       .columns = 3};
-  AnalysisFigure second{.name = "errors",
+  AnalysisFigure& first =
+      result.AddFigure({.name = "passes",
+                        .title = "Passes over a row until its threshold is found",
+                        .caption = "Mean passes until |Σp − 1| < 1e-6 against the number of keys.",
+                        .columns = 3});
+  AnalysisFigure& second =
+      result.AddFigure({.name = "errors",
                         .title = "What is missing from a sum of 1 after each pass",
                         .caption = "One row of 4 096 normal scores.",
-                        .columns = 3};
+                        .columns = 3});
   for (const double alpha : {1.25, 1.5, 2.0}) {
     first.panels.push_back(
         {.title = AlphaLabel(alpha),
@@ -207,8 +205,6 @@ AnalysisResult ThresholdSteps(const AnalysisContext& context) {
          .y_scale = "log",
          .curves = {Curve("traces", "pass", "error").By("method").In({{"alpha", alpha}})}});
   }
-  result.figures = {std::move(first), std::move(second)};
-  result.tables = {std::move(passes), std::move(traces)};
   return result;
 }
 

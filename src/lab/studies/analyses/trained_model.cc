@@ -33,17 +33,15 @@ TrainedModel SoftmaxModel(const AnalysisContext& context, double share) {
   job.seed = context.seed;
   job.steps = context.quick ? kQuickSteps : kSteps;
   job.folder = context.models / fmt::format("softmax-{}-seed-{}", job.steps, job.seed);
-  static const std::atomic<bool> never{false};
   SetExperiment experiment(job);
   Train(
       experiment, job,
       [&](const JobStatus& status) {
         if (context.progress) {
-          context.progress(share * static_cast<double>(status.step) /
-                           static_cast<double>(job.steps));
+          context.progress(share * status.step / job.steps);
         }
       },
-      context.stop != nullptr ? *context.stop : never);
+      context.Stop());
   return {
       std::move(experiment.Model()), MaxRetrieval(recipe.task), method,
       fmt::format("the recipe max-retrieval's softmax, trained for {} of its 100 000 steps, seed "
