@@ -208,13 +208,13 @@ void SetAttention::RunForward(const SetBatch& batch, bool slopes, const RowStats
   };
   const auto linear = [](const Tensor& x, const Layer& layer, const Tensor& out) {
     Product(x, layer.weight.t(), out);
-    AddBias(Data(out), Read(layer.bias), out.size(0), out.size(1));
+    SetKernels().add_bias(Data(out), Read(layer.bias), out.size(0), out.size(1));
   };
   const auto linear_gelu = [&](const Tensor& x, const Layer& layer, const Tensor& out,
                                Tensor& slope) {
     Product(x, layer.weight.t(), out);
     float* to = slopes ? Data(room(slope, out.size(0))) : nullptr;
-    BiasGelu(Read(out), Read(layer.bias), Data(out), to, out.size(0), out.size(1));
+    SetKernels().bias_gelu(Read(out), Read(layer.bias), Data(out), to, out.size(0), out.size(1));
   };
 
   linear_gelu(batch.query, query1_, room(w.query_a, sets), w.query_slope);
@@ -230,18 +230,18 @@ void SetAttention::RunForward(const SetBatch& batch, bool slopes, const RowStats
   linear_gelu(room(w.a1, sets * n), item2_, room(w.h, sets * n), w.slope2);
   const Tensor scores = Workspace::Room(w.scores, sets, n);
   const Tensor weights = Workspace::Room(w.weights, sets, n);
-  SetScores(Read(w.h), Read(u), Data(scores), sets, n, width_);
+  SetKernels().scores(Read(w.h), Read(u), Data(scores), sets, n, width_);
   RowsForward(kOneThread, map_, Rows(scores), Rows(weights), stats);
-  SetPool(Read(weights), Read(w.h), Data(room(w.pooled, sets)), sets, n, width_);
+  SetKernels().pool(Read(weights), Read(w.h), Data(room(w.pooled, sets)), sets, n, width_);
 
   linear(room(w.pooled, sets), attend_value_, room(w.value, sets));
   linear(room(w.value, sets), attend_out_, room(w.attended, sets));
   Tensor head_in = room(w.attended, sets);
   if (out_norm_.weight.defined()) {
     const Tensor normed = room(w.normed, sets);
-    LayerNorm(Read(head_in), Read(out_norm_.weight), Read(out_norm_.bias), sets, width_,
-              Data(room(w.normal, sets)), Data(Workspace::Room(w.norm_scale, sets, 1)),
-              Data(normed));
+    SetKernels().layer_norm(Read(head_in), Read(out_norm_.weight), Read(out_norm_.bias), sets,
+                            width_, Data(room(w.normal, sets)),
+                            Data(Workspace::Room(w.norm_scale, sets, 1)), Data(normed));
     head_in = normed;
   }
   linear_gelu(head_in, head1_, room(w.head_a, sets), w.head_slope);
@@ -261,20 +261,20 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   const auto back = [](const Tensor& d_out, const Tensor& in, const Layer& layer,
                        const Tensor& d_in) {
     Product(d_out.t(), in, layer.d_weight);
-    ColumnSums(Read(d_out), Data(layer.d_bias), d_out.size(0), d_out.size(1));
+    SetKernels().column_sums(Read(d_out), Data(layer.d_bias), d_out.size(0), d_out.size(1));
     if (d_in.defined()) Product(d_out, layer.weight, d_in);
   };
 
   const Tensor d_head = room(w.d_head, sets);
   back(Workspace::Room(w.d_class, sets, classes_), room(w.head_a, sets), head2_, d_head);
-  Multiply(Data(d_head), Read(w.head_slope), d_head.numel());
+  SetKernels().multiply(Data(d_head), Read(w.head_slope), d_head.numel());
   const Tensor d_attended = room(w.d_attended, sets);
   const bool normed = out_norm_.weight.defined();
   back(d_head, room(normed ? w.normed : w.attended, sets), head1_, d_attended);
   if (normed) {
-    LayerNormBackward(Read(w.normal), Read(w.norm_scale), Read(out_norm_.weight), Read(d_attended),
-                      sets, width_, Data(d_attended), Data(out_norm_.d_weight),
-                      Data(out_norm_.d_bias));
+    SetKernels().layer_norm_backward(Read(w.normal), Read(w.norm_scale), Read(out_norm_.weight),
+                                     Read(d_attended), sets, width_, Data(d_attended),
+                                     Data(out_norm_.d_weight), Data(out_norm_.d_bias));
   }
   back(d_attended, room(w.value, sets), attend_out_, room(w.d_value, sets));
   back(room(w.d_value, sets), room(w.pooled, sets), attend_value_, room(w.d_pooled, sets));
@@ -283,10 +283,10 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   const Tensor weights = Workspace::Room(w.weights, sets, n);
   const Tensor d_weights = Workspace::Room(w.d_weights, sets, n);
   const Tensor d_scores = Workspace::Room(w.d_scores, sets, n);
-  SetScores(Read(w.h), Read(w.d_pooled), Data(d_weights), sets, n, width_);
+  SetKernels().scores(Read(w.h), Read(w.d_pooled), Data(d_weights), sets, n, width_);
   RowsBackward(kOneThread, map_, Rows(scores), Rows(weights), Rows(d_weights), Rows(d_scores));
   Tensor d_u = room(w.d_u, sets);
-  SetPool(Read(d_scores), Read(w.h), Data(d_u), sets, n, width_);
+  SetKernels().pool(Read(d_scores), Read(w.h), Data(d_u), sets, n, width_);
 
   // Items with a weight or a score gradient; every other item's gradient is exactly zero.
   w.support.resize(static_cast<std::size_t>(sets * n));
@@ -299,8 +299,8 @@ void SetAttention::RunBackward(const SetBatch& batch) {
     kept += static_cast<std::int64_t>(weight[i] != 0.0F || d_score[i] != 0.0F);
   }
   const Tensor dz2 = room(w.dz2, kept);
-  SupportGradient(support, kept, n, width_, Read(weights), Read(d_scores), Read(w.d_pooled),
-                  Read(w.u), Read(w.slope2), Data(dz2));
+  SetKernels().support_gradient(support, kept, n, width_, Read(weights), Read(d_scores),
+                                Read(w.d_pooled), Read(w.u), Read(w.slope2), Data(dz2));
   Tensor a1 = room(w.a1, sets * n);
   Tensor items = batch.items.view({sets * n, features});
   if (kept < sets * n) {
@@ -317,7 +317,7 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   }
   const Tensor dz1 = room(w.dz1, kept);
   back(dz2, a1, item2_, dz1);
-  MultiplyRows(support, kept, width_, Read(w.slope1), Data(dz1));
+  SetKernels().multiply_rows(support, kept, width_, Read(w.slope1), Data(dz1));
   back(dz1, items, item1_, Tensor());
 
   // u = scale * projected K: through the scale, then the folded projections.
@@ -335,7 +335,7 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   back(room(w.d_projected, sets), room(w.query, sets), attend_query_, room(w.d_query, sets));
   const Tensor d_query_a = room(w.d_query_a, sets);
   back(room(w.d_query, sets), room(w.query_a, sets), query2_, d_query_a);
-  Multiply(Data(d_query_a), Read(w.query_slope), d_query_a.numel());
+  SetKernels().multiply(Data(d_query_a), Read(w.query_slope), d_query_a.numel());
   back(d_query_a, batch.query, query1_, Tensor());
 }
 

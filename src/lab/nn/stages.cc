@@ -40,7 +40,7 @@ class EmbeddingPass : public StagePass {
         const float* from = table + token[r] * width;
         float* to = Data(x) + r * width;
         if (normed) {
-          RmsNorm(from, Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
+          RowKernels().rms_norm(from, Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
         } else {
           for (std::int64_t k = 0; k < width; ++k) to[k] = from[k] * factor;
         }
@@ -64,8 +64,9 @@ class EmbeddingPass : public StagePass {
         for (std::int64_t r = begin; r < begin + count; ++r) {
           // In place: the gradient of the branch x + norm(weight), without the x.
           float* d_row = Data(d_x) + r * width;
-          AddRmsNormBackward({table + token[r] * width, false}, Data(scale_) + r, Data(no_gain),
-                             d_row, 1, width, {d_row, false}, unused.data());
+          RowKernels().add_rms_norm_backward({table + token[r] * width, false}, Data(scale_) + r,
+                                             Data(no_gain), d_row, 1, width, {d_row, false},
+                                             unused.data());
         }
       });
     }
@@ -117,8 +118,8 @@ class LengthScalePass : public StagePass {
     const Tensor c = at::empty({in_[0].size(0), heads}, at::kFloat);
     ForRows(c.size(0), [&](std::int64_t begin, std::int64_t count) {
       const Cells beta = Columns(in_[0], begin);
-      AdaptiveScaleForward(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin, count,
-                           Data(c) + begin * heads, heads);
+      RowKernels().adaptive_scale(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin,
+                                  count, Data(c) + begin * heads, heads);
     });
     in_[0] = in_[0].detach();
     return {c, in_[0].detach()};
@@ -135,9 +136,10 @@ class LengthScalePass : public StagePass {
     ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
       const Cells beta = Columns(in_[0], begin), d_beta = Columns(d_in, begin);
       float* d_bias = biased ? Data(sums) + begin / kRowBlock * 2 * heads : nullptr;
-      AdaptiveScaleBackward(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin, count,
-                            Data(d_c) + begin * heads, heads, d_beta, d_beta + heads, d_bias,
-                            biased ? d_bias + heads : nullptr);
+      RowKernels().adaptive_scale_backward(Settings(), beta, beta + heads, Stride(),
+                                           Data(in_[4]) + begin, count, Data(d_c) + begin * heads,
+                                           heads, d_beta, d_beta + heads, d_bias,
+                                           biased ? d_bias + heads : nullptr);
     });
     columns.add_(given);
     const Tensor d_bias = biased ? sums.sum(0) : Tensor();
