@@ -12,7 +12,7 @@ using at::Tensor;
 }  // namespace
 
 AttentionBranch::AttentionBranch(const DecoderConfig& config, LayerPlace place,
-                                 const std::string& prefix, LeafParameters& parameters,
+                                 const std::string& prefix, ParameterList& parameters,
                                  RowWorkers& workers, at::ScalarType products)
     : place_(std::move(place)),
       workers_(workers),

@@ -41,7 +41,7 @@ class AttentionBranch : Fixed {
  public:
   // Names of parameters begin with `prefix`. products: what they are computed in.
   AttentionBranch(const DecoderConfig& config, LayerPlace place, const std::string& prefix,
-                  LeafParameters& parameters, RowWorkers& workers, at::ScalarType products);
+                  ParameterList& parameters, RowWorkers& workers, at::ScalarType products);
 
   // x: [rows, width]. picked: the rows that leave it; undefined: all. memory: of Sight::kOther,
   // null on a cache, which has it; its stream becomes that for the next layer. All must outlive the

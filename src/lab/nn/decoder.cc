@@ -33,7 +33,7 @@ constexpr std::int64_t kEvaluatedLogits = std::int64_t{1} << 28;
 
 // x += n2(attention(n1(x))), x += n4(feed_forward(n3(x))).
 struct DecoderLayer : Fixed {
-  DecoderLayer(const DecoderConfig& config, std::int64_t layer, LeafParameters& parameters,
+  DecoderLayer(const DecoderConfig& config, std::int64_t layer, ParameterList& parameters,
                RowWorkers& workers, at::ScalarType products, const std::string& name)
       : attention(config, {"layer", layer}, name + "attention.", parameters, workers, products),
         feed_forward(config, name + "feed_forward.", parameters, workers, products) {}
@@ -86,7 +86,7 @@ struct Decoder::State {
   Tensors Judge(const Tensor& x, const Tensor& labels, double weight) {
     return RunStage("cross-entropy", {.inputs = {x, gain->value, head, labels},
                                       .workers = &workers,
-                                      .parameters = &parameters.List(),
+                                      .parameters = &parameters,
                                       .weight = weight});
   }
 
@@ -94,7 +94,7 @@ struct Decoder::State {
   Tensor Logits(const Tensor& x, std::int64_t block) {
     return RunStage("projection", {.inputs = {x, gain->value, head, {}, {}, {}},
                                    .workers = &workers,
-                                   .parameters = &parameters.List(),
+                                   .parameters = &parameters,
                                    .block = block})
         .front();
   }
@@ -180,7 +180,7 @@ struct Decoder::State {
   DecoderConfig config;
   c10::Device device;
   at::ScalarType products;
-  LeafParameters parameters;
+  ParameterList parameters;
   RowWorkers workers;
   EmbeddingBlock embed;
   std::deque<DecoderLayer> layers;
@@ -195,7 +195,7 @@ Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
 
 const DecoderConfig& Decoder::Config() const { return state_->config; }
-const ParameterList& Decoder::Learned() const { return state_->parameters.List(); }
+const ParameterList& Decoder::Learned() const { return state_->parameters; }
 
 std::string Decoder::Note() const {
   std::vector<std::string> notes;

@@ -29,7 +29,7 @@ const std::vector<std::string> kNames = {"norm.weight",      "out_norm.weight", 
                                          "down.weight",      "alpha",           "sink"};
 
 struct EncoderLayer {
-  EncoderLayer(const DecoderConfig& config, std::int64_t layer, LeafParameters& parameters,
+  EncoderLayer(const DecoderConfig& config, std::int64_t layer, ParameterList& parameters,
                RowWorkers& workers, const std::string& name)
       : self(config, {"encoder", layer, Sight::kAll}, name + "attention.", parameters, workers,
              at::kFloat),
@@ -44,7 +44,7 @@ struct EncoderLayer {
 };
 
 struct TargetLayer {
-  TargetLayer(const DecoderConfig& config, std::int64_t layer, LeafParameters& parameters,
+  TargetLayer(const DecoderConfig& config, std::int64_t layer, ParameterList& parameters,
               RowWorkers& workers, const std::string& name)
       : self(config, {"decoder", layer, Sight::kBefore}, name + "attention.", parameters, workers,
              at::kFloat),
@@ -193,7 +193,7 @@ struct EncoderDecoder::State {
           "cross-entropy", {.inputs = {scored.narrow(0, begin, count), gain->value, embed.Table(),
                                        labels.narrow(0, begin, count)},
                             .workers = &workers,
-                            .parameters = &parameters.List(),
+                            .parameters = &parameters,
                             .weight = 1.0 / static_cast<double>(std::max<std::int64_t>(1, of))});
       sums.push_back(judged[0]);
       all.losses.push_back(judged[1]);
@@ -247,7 +247,7 @@ struct EncoderDecoder::State {
 
   DecoderConfig config;
   c10::Device device;
-  LeafParameters parameters;
+  ParameterList parameters;
   RowWorkers workers;
   EmbeddingBlock embed;
   std::optional<Gain> memory_gain, gain;
@@ -265,7 +265,7 @@ const DecoderConfig& EncoderDecoder::Config() const { return state_->config; }
 std::string EncoderDecoder::Note() const {
   return fmt::format("{}", fmt::join(state_->encoder.front().self.Notes(), "; "));
 }
-const ParameterList& EncoderDecoder::Learned() const { return state_->parameters.List(); }
+const ParameterList& EncoderDecoder::Learned() const { return state_->parameters; }
 
 SequenceScore EncoderDecoder::LossAndGradient(const TokenBatch& batch,
                                               const GradientOptions& options) {

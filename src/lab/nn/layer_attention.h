@@ -68,7 +68,7 @@ class LayerAttention : Fixed {
  public:
   // Names of parameters begin with `prefix`. products: what they are computed in.
   LayerAttention(const DecoderConfig& config, std::int64_t layer, Sight sight,
-                 const std::string& prefix, LeafParameters& parameters, RowWorkers& workers,
+                 const std::string& prefix, ParameterList& parameters, RowWorkers& workers,
                  at::ScalarType products);
 
   const AttentionConfig& HeadOf(std::int64_t head) const {
@@ -200,8 +200,8 @@ class LayerAttention : Fixed {
   void PlanCalls();
   void PlanPatterns();
   void DeclareProjections(const DecoderConfig& config, std::int64_t layer,
-                          const std::string& prefix, LeafParameters& parameters);
-  void Declare(const std::string& prefix, LeafParameters& parameters);
+                          const std::string& prefix, ParameterList& parameters);
+  void Declare(const std::string& prefix, ParameterList& parameters);
   void PrepareRotation(std::int64_t length);
   // c of all heads; a scaling that reads the projection changes it.
   at::Tensor Scales(const SequenceRows& rows, at::Tensor& projected) const;
