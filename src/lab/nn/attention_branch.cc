@@ -5,11 +5,8 @@
 #include <utility>
 
 namespace tsallis::lab {
-namespace {
 
 using at::Tensor;
-
-}  // namespace
 
 AttentionBranch::AttentionBranch(const DecoderConfig& config, LayerPlace place,
                                  const std::string& prefix, ParameterList& parameters,

@@ -13,18 +13,20 @@
 #include "lab/nn/decoder_rows.h"
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/layer_view.h"
-#include "lab/nn/sequence_model.h"
 #include "lab/nn/text_cache.h"
 
 namespace tsallis::lab {
 
+class AttentionBranch;
+
 // What a pass over the layers is about beside its rows.
 struct LayerPass {
   const SequencePart* part = nullptr;  // of the sequences that the rows are
-  // Called in the backward pass, with the gradient of the stream that entered a layer.
-  std::function<void(std::int64_t layer, const at::Tensor& d_x)> reached = nullptr;
-  std::function<void(const LayerView&)> visit = nullptr;  // after attention
-  SequenceModel::VisibleKeys visible = nullptr;           // before it
+  // The decoder calls it in the backward pass, with the gradient of the stream that entered a
+  // layer.
+  std::function<void(const AttentionBranch& of, const at::Tensor& d_x)> reached = nullptr;
+  std::function<void(const LayerView&)> visit = nullptr;           // after attention
+  std::function<at::Tensor(const LayerInput&)> visible = nullptr;  // before it; the keys seen
   // The rows in a cache that they continue, and in the sequences of it that are their memories.
   const CachedRows* own = nullptr;
   const CachedRows* sources = nullptr;
