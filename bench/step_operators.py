@@ -17,11 +17,11 @@ from common import ROOT
 OPERATORS = {
     "matrix products": r"\[JIT\]|/tmp/perf-|\(inlined\)|dnnl|Xbyak|mkl|gemm|GEMM",
     "transposing gradients": r"TransposeImpl",
-    "attention": r"tsallis::(?!lab::)",
-    "gated GeLU": r"GatedGelu",
+    "gated GeLU": r"::Gated",
     "norms and residuals": r"RmsNorm",
     "length scaling": r"Adaptive",
     "cross-entropy": r"CrossEntropy",
+    "attention": r"tsallis::(?!lab::)",
     "Adam": r"AdamStep",
     "torch: rounding, sums, copies": r"at::native|at::|c10::|memmove|memcpy|memset|lab::",
     "memory, from the system": r"\[kernel",

@@ -105,7 +105,7 @@ PACKAGES = ("", "_report", "_text")
         ("sigmoid_bias", 12, "docs/change/adding-a-map.md"),
         ("softcap", 12, "docs/change/adding-a-score-term.md"),
         ("MakeFlipFlop", 3, "docs/change/adding-a-task.md"),
-        ("relu2|SquaredRelu", 3, "docs/explain/decoder.md"),
+        ("relu2|SquaredRelu|squared_relu", 3, "docs/explain/decoder.md"),
         ("output_gate|OutputGate", 4, "docs/change/adding-a-block.md"),
         ("muon", 3, "ARCHITECTURE.md"),
         ("MakeConvert", 3, "ARCHITECTURE.md"),

@@ -1,5 +1,4 @@
 #include "lab/eval/observe_heads.h"
-#include "lab/nn/models.h"
 
 #include <fmt/format.h>
 
@@ -162,11 +161,6 @@ void ObserveMissing(SequenceModel& model, const SequenceTask& task,
                     const std::vector<std::int64_t>& lengths,
                     const std::vector<std::int64_t>& map_lengths, const std::filesystem::path& path,
                     const std::atomic<bool>& stop) {
-  if (!model.FlatParameters().is_cpu()) {  // heads are looked into by the CPU's kernels
-    const std::unique_ptr<SequenceModel> copy = CopyOnCpu(model);
-    ObserveMissing(*copy, task, lengths, map_lengths, path, stop);
-    return;
-  }
   HeadObservations known = LoadHeads(path);
   const bool context = HasContext(model);
   for (const std::int64_t n : lengths) {

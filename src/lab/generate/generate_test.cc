@@ -23,14 +23,12 @@ namespace {
 using at::Tensor;
 using Tokens = std::vector<std::int64_t>;
 
-Decoder Model(std::int64_t vocabulary, const std::string& map = "entmax") {
+Shaken<> Model(std::int64_t vocabulary, const std::string& map = "entmax") {
   DecoderConfig config = Tiny();
   config.vocabulary = vocabulary;
   config.attention.map = map;
   config.attention.positions.kind = "nape";
-  Decoder model(config, 5);
-  Shake(model);
-  return model;
+  return Shaken<>(config, 5);
 }
 
 // ln of the model's probabilities behind every token: [n, vocabulary].
@@ -61,7 +59,7 @@ TEST(Generate, GreedyTextIsTheArgmaxOfWhatIsReadAtOnce) {
     if (name == "text" || name == "needle") continue;  // corpora: python/tests
     const TaskPointer task = MakeSequenceTask(name, {});
     if (task->GetScoring() != Scoring::kExact) continue;
-    Decoder model = Model(task->Vocabulary());
+    Shaken<> model = Model(task->Vocabulary());
     std::vector<Prompt> prompts;
     std::vector<Question> questions;
     std::int64_t steps = 0;
@@ -103,7 +101,7 @@ TEST(Generate, AQuestionHoldsWhatIsReadAndWhatIsAsked) {
 }
 
 TEST(Generate, ATextDependsOnSeedAndPlaceAlone) {
-  Decoder model = Model(40);
+  Shaken<> model = Model(40);
   GenerateOptions options;
   options.steps = 30;
   options.sampler.seed = 3;
@@ -125,7 +123,7 @@ TEST(Generate, ATextDependsOnSeedAndPlaceAlone) {
 }
 
 TEST(Generate, TextsEndAndStop) {
-  Decoder model = Model(12);
+  Shaken<> model = Model(12);
   GenerateOptions options;
   options.steps = 200;
   options.end = 5;
@@ -146,7 +144,7 @@ TEST(Generate, TextsEndAndStop) {
 
 // With as many beams as there are texts the search is exhaustive.
 TEST(Generate, BeamsFindTheLikeliestText) {
-  Decoder model = Model(11, "softmax");
+  Shaken<> model = Model(11, "softmax");
   const Tokens prompt = {1, 2, 3};
   GenerateOptions options;
   options.steps = 3;
@@ -173,7 +171,7 @@ TEST(Generate, BeamsFindTheLikeliestText) {
 
 // More prompts than grow together, with as many steps as each of them has.
 TEST(Generate, BeamsOfAPromptDoNotSeeTheOthers) {
-  Decoder model = Model(11);
+  Shaken<> model = Model(11);
   GenerateOptions options;
   options.beams = 3;
   options.steps = 9;
@@ -196,7 +194,7 @@ TEST(Generate, BeamsOfAPromptDoNotSeeTheOthers) {
 }
 
 TEST(Generate, MistakesAreNamed) {
-  Decoder model = Model(12);
+  Shaken<> model = Model(12);
   GenerateOptions options;
   options.steps = 4;
   EXPECT_TRUE(Generate(model, {}, options).empty());
@@ -207,7 +205,7 @@ TEST(Generate, MistakesAreNamed) {
   options.beams = 2;
   ExpectContains(UsageErrorOf([&] { Generate(model, {{{1}, {2}}}, options); }), "--beams");
   // A model that was trained to pieces says nothing, by whatever search.
-  Decoder broken = Model(12);
+  Shaken<> broken = Model(12);
   broken.Parameters().front().second.fill_(std::nan(""));
   for (const std::int64_t beams : {1, 2}) {
     options.beams = beams;

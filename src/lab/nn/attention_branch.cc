@@ -5,14 +5,11 @@
 #include <utility>
 
 namespace tsallis::lab {
-namespace {
 
 using at::Tensor;
 
-}  // namespace
-
 AttentionBranch::AttentionBranch(const DecoderConfig& config, LayerPlace place,
-                                 const std::string& prefix, LeafParameters& parameters,
+                                 const std::string& prefix, ParameterList& parameters,
                                  RowWorkers& workers, at::ScalarType products)
     : place_(std::move(place)),
       workers_(workers),

@@ -13,18 +13,20 @@
 #include "lab/nn/decoder_rows.h"
 #include "lab/nn/layer_attention.h"
 #include "lab/nn/layer_view.h"
-#include "lab/nn/sequence_model.h"
 #include "lab/nn/text_cache.h"
 
 namespace tsallis::lab {
 
+class AttentionBranch;
+
 // What a pass over the layers is about beside its rows.
 struct LayerPass {
   const SequencePart* part = nullptr;  // of the sequences that the rows are
-  // Called in the backward pass, with the gradient of the stream that entered a layer.
-  std::function<void(std::int64_t layer, const at::Tensor& d_x)> reached = nullptr;
-  std::function<void(const LayerView&)> visit = nullptr;  // after attention
-  SequenceModel::VisibleKeys visible = nullptr;           // before it
+  // The decoder calls it in the backward pass, with the gradient of the stream that entered a
+  // layer.
+  std::function<void(const AttentionBranch& of, const at::Tensor& d_x)> reached = nullptr;
+  std::function<void(const LayerView&)> visit = nullptr;           // after attention
+  std::function<at::Tensor(const LayerInput&)> visible = nullptr;  // before it; the keys seen
   // The rows in a cache that they continue, and in the sequences of it that are their memories.
   const CachedRows* own = nullptr;
   const CachedRows* sources = nullptr;
@@ -41,7 +43,7 @@ class AttentionBranch : Fixed {
  public:
   // Names of parameters begin with `prefix`. products: what they are computed in.
   AttentionBranch(const DecoderConfig& config, LayerPlace place, const std::string& prefix,
-                  LeafParameters& parameters, RowWorkers& workers, at::ScalarType products);
+                  ParameterList& parameters, RowWorkers& workers, at::ScalarType products);
 
   // x: [rows, width]. picked: the rows that leave it; undefined: all. memory: of Sight::kOther,
   // null on a cache, which has it; its stream becomes that for the next layer. All must outlive the

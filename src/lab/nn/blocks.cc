@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -20,54 +19,23 @@ float Weight(RandomStream& random) { return Normal(random, 0.02); }
 float Zero(RandomStream&) { return 0.0F; }
 constexpr ParameterGroup kHidden = ParameterGroup::kHidden;
 
-void AddGain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+void AddGain(const DecoderConfig& config, const std::string& name, ParameterList& parameters,
              Tensor& gain) {
   if (config.norm_gain) parameters.Add(name, {config.width}, Zero, &gain);
 }
 
 // Of what a branch gives, if it is normed.
-void AddOutGain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters,
+void AddOutGain(const DecoderConfig& config, const std::string& name, ParameterList& parameters,
                 Tensor& gain) {
   if (config.block == "sandwich") AddGain(config, name + "out_norm.weight", parameters, gain);
 }
 
 }  // namespace
 
-void LeafParameters::Add(const std::string& name, std::vector<std::int64_t> shape, Draw draw,
-                         Tensor* leaf, ParameterGroup group) {
-  leaves_.push_back({{{name, shape, std::move(draw), group}}, shape.back(), shape, leaf, {}});
-}
-
-void LeafParameters::Add(std::vector<ParameterList::Part> parts, std::int64_t columns,
-                         Tensor* leaf) {
-  leaves_.push_back({std::move(parts), columns, {-1, columns}, leaf, {}});
-}
-
-void LeafParameters::Order(const std::string& prefix, const std::vector<std::string>& names) {
-  const auto inside = [&](const Leaf& leaf) { return leaf.parts[0].name.starts_with(prefix); };
-  const auto place = [&](const Leaf& leaf) {
-    const std::string name = leaf.parts[0].name.substr(prefix.size());
-    const auto found = std::find(names.begin(), names.end(), name);
-    return found == names.end() ? -1 : found - names.begin();
-  };
-  const auto first = std::find_if(leaves_.begin(), leaves_.end(), inside);
-  std::stable_sort(first, std::find_if_not(first, leaves_.end(), inside),
-                   [&](const Leaf& a, const Leaf& b) { return place(a) < place(b); });
-}
-
-void LeafParameters::Allocate(std::uint64_t seed, bool half) {
-  for (Leaf& leaf : leaves_) list_.Add(std::move(leaf.parts), leaf.columns, &leaf.parameter);
-  list_.Allocate(seed, half, device_);
-  for (Leaf& leaf : leaves_) {
-    *leaf.tensor = leaf.parameter.value.view(leaf.shape).detach().requires_grad_(true);
-    leaf.tensor->mutable_grad() = leaf.parameter.gradient.view(leaf.shape);
-  }
-}
-
-EmbeddingBlock::EmbeddingBlock(const DecoderConfig& config, LeafParameters& parameters,
+EmbeddingBlock::EmbeddingBlock(const DecoderConfig& config, ParameterList& parameters,
                                RowWorkers& workers)
     : width_(config.width),
-      call_{.workers = &workers, .parameters = &parameters.List(), .embedding = config.embedding} {
+      call_{.workers = &workers, .parameters = &parameters, .embedding = config.embedding} {
   parameters.Add("embedding.weight", {config.vocabulary, width_}, Weight, &weight_,
                  ParameterGroup::kEmbedding);
   const Positions& positions = config.attention.positions;
@@ -84,12 +52,12 @@ Tensor EmbeddingBlock::operator()(const Tensor& tokens, const Tensor& positions,
   return RunStage("embedding", call).front();
 }
 
-Gain::Gain(const DecoderConfig& config, const std::string& name, LeafParameters& parameters) {
+Gain::Gain(const DecoderConfig& config, const std::string& name, ParameterList& parameters) {
   AddGain(config, name, parameters, value);
 }
 
 OutputGate::OutputGate(const DecoderConfig& config, const std::string& name,
-                       LeafParameters& parameters) {
+                       ParameterList& parameters) {
   if (!config.output_gate) return;
   parameters.Add(name + "output_gate.weight", {config.heads * config.HeadDim(), config.width},
                  Weight, &weight_, kHidden);
@@ -101,9 +69,9 @@ Tensor OutputGate::operator()(const Tensor& x, const Tensor& value) const {
 }
 
 JoinBlock::JoinBlock(const DecoderConfig& config, const std::string& name,
-                     LeafParameters& parameters, RowWorkers& workers, at::ScalarType products)
+                     ParameterList& parameters, RowWorkers& workers, at::ScalarType products)
     : call_{.workers = &workers,
-            .parameters = &parameters.List(),
+            .parameters = &parameters,
             .products = products,
             .norms_output = config.block == "sandwich"},
       gate_(config, name, parameters) {
@@ -120,14 +88,14 @@ Tensor JoinBlock::operator()(const Tensor& x, const Tensor& value, std::int64_t 
 }
 
 FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::string& name,
-                                   LeafParameters& parameters, RowWorkers& workers,
+                                   ParameterList& parameters, RowWorkers& workers,
                                    at::ScalarType products)
     : call_{.workers = &workers,
-            .parameters = &parameters.List(),
+            .parameters = &parameters,
             .products = products,
             .norms_output = config.block == "sandwich",
             .activation = config.activation} {
-  AddGain(config, name + "norm.weight", parameters, gains_.before);
+  AddGain(config, name + "norm.weight", parameters, gain_);
   const std::int64_t width = config.width, hidden = config.feed_forward;
   const std::int64_t inputs = ActivationInputs(config.activation);
   if (parameters.Together()) {
@@ -139,13 +107,13 @@ FeedForwardBlock::FeedForwardBlock(const DecoderConfig& config, const std::strin
     parameters.Add(std::move(up), width, &up_);
   }
   parameters.Add(name + "down.weight", {width, hidden}, Weight, &down_, kHidden);
-  AddOutGain(config, name, parameters, gains_.after);
+  AddOutGain(config, name, parameters, out_gain_);
 }
 
 Tensor FeedForwardBlock::operator()(const Tensor& x, std::int64_t block) const {
   StageCall call = call_;
   call.block = block;
-  call.inputs = {x, gains_.before, up_, down_, gains_.after};
+  call.inputs = {x, gain_, up_, down_, out_gain_};
   return RunStage("feed-forward", call).front();
 }
 

@@ -11,7 +11,7 @@
 // DecoderConfig has other norms, activations and embeddings. docs/explain/decoder.md lists how this
 // departs from the reference implementation.
 //
-// A model is made of blocks (blocks.h, layer_attention.h), whose gradients torch's autograd
+// A model is made of blocks (blocks.h, attention_branch.h), whose gradients torch's autograd
 // records: of stages (stages.h), fused kernels on the CPU and torch's operations on other devices.
 // On the CPU results do not depend on the number of threads, to the bit.
 #pragma once
@@ -20,8 +20,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <functional>
-#include <memory>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,35 +32,17 @@ namespace tsallis::lab {
 class Decoder : public SequenceModel {
  public:
   // Parameters drawn from `seed`, each from a stream of its own, the same on every device. Throws
-  // UsageError as CheckDecoder.
+  // UsageError as CheckDecoder. Evaluation takes memory that grows with the longest sequence by
+  // little more than keys, values and the residual stream. On the CPU, where every list of new
+  // tokens has one, the logits of a growing text have the same bits whatever others share the call.
   Decoder(const DecoderConfig& config, std::uint64_t seed, const c10::Device& device = c10::kCPU);
-  Decoder(Decoder&&) noexcept;
-  ~Decoder() override;
 
   const char* Architecture() const override { return "decoder"; }
-  const DecoderConfig& Config() const override;
-  std::string Note() const override;
-  // On another device the host waits once, when all is under way, and gradients are ready all at
-  // once.
-  SequenceScore LossAndGradient(const TokenBatch& batch,
-                                const GradientOptions& options = {}) override;
-  // In memory that grows with the longest sequence by little more than keys, values and the
-  // residual stream.
-  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible = nullptr) override;
 
-  // On the CPU, where every list of new tokens has one, the logits of a sequence have the same bits
-  // whatever other sequences share the call.
-  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
-
-  // What follows runs on the CPU: of a model elsewhere on a copy of its present weights.
-
-  // Logits of the scored positions, in order: [scored, vocabulary] float32. Without labels, of all
-  // positions: [batch * n, vocabulary]; those beyond a sequence's length are 0.
+  // On the CPU, of a model elsewhere on a copy of its present weights: logits of the scored
+  // positions, in order, [scored, vocabulary] float32. Without labels, of all positions: [batch *
+  // n, vocabulary]; those beyond a sequence's length are 0.
   at::Tensor Forward(const TokenBatch& batch);
-
-  std::vector<LayerPlace> Places() const override;
-  void VisitLayers(const TokenBatch& batch,
-                   const std::function<void(const LayerView&)>& visit) override;
 
   // By layer: "gradient L", how much of the loss's gradient arrives (GradientOptions::flow), and,
   // on the CPU, "keys L", keys that have weight, mean over heads and scored tokens (ASEntmax,
@@ -72,11 +53,14 @@ class Decoder : public SequenceModel {
   std::vector<std::pair<std::string, double>> Observe(const TokenBatch& batch) override;
 
  private:
-  struct State;
-  const ParameterList& Learned() const override;
-  Decoder& OnCpu();
+  Samples Read(const TokenBatch& batch, const SequencePart* part) const override;
+  at::Tensor Run(const Samples& samples, const LayerPass& pass) override;
+  at::Tensor Extend(const DecodingState::NewTokens& more) override;
+  std::vector<const AttentionBranch*> Attention() const override;
+  at::Tensor Logits(const at::Tensor& x, std::int64_t block);  // [rows, vocabulary] float32
+  void ObserveReach(const TokenBatch& batch, std::vector<std::pair<std::string, double>>& observed);
 
-  std::unique_ptr<State> state_;
+  std::deque<SelfLayer> layers_;
 };
 
 }  // namespace tsallis::lab

@@ -10,11 +10,9 @@
 #include <vector>
 
 #include "lab/base/device.h"
-#include "lab/base/errors.h"
 #include "lab/nn/decoder.h"
 #include "lab/testing/decoder_variants.h"
 #include "lab/testing/lab_test_support.h"
-#include "tsallis/error.h"
 
 namespace tsallis::lab {
 namespace {
@@ -65,10 +63,8 @@ INSTANTIATE_TEST_SUITE_P(DecoderOnADevice, EveryDeviceVariant, testing::ValuesIn
 
 TEST(DecoderOnADevice, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
   const OneThread one_thread;
-  Decoder host(Asentmax(), 5);
-  Shake(host);
-  Decoder elsewhere(Asentmax(), 5, DeviceNamed("pretend"));
-  Tensor(elsewhere.FlatParameters()).copy_(host.FlatParameters());
+  Shaken<> host(Asentmax(), 5);
+  Copied<> elsewhere(host, "pretend");
   const TokenBatch batch = Draw(11, true);
   std::vector<double> flow, expected;
   const auto gather = [](std::vector<double>& into) {
@@ -91,37 +87,6 @@ TEST(DecoderOnADevice, AccumulatesGoesPieceByPieceAndShowsTheFlow) {
   EXPECT_TRUE(at::allclose(elsewhere.FlatGradients().cpu(), (once * 2.0).cpu(), 1e-4, 1e-6));
   ASSERT_EQ(ready.size(), 1U);
   EXPECT_EQ(ready[0], std::pair(std::int64_t{0}, once.numel()));
-}
-
-TEST(DecoderOnADevice, WithoutAScoredPositionThereIsNothingToLearn) {
-  const OneThread one_thread;
-  Decoder model(Asentmax(), 5, DeviceNamed("pretend"));
-  TokenBatch batch = Draw(11, false);
-  batch.labels.fill_(kNotScored);
-  EXPECT_EQ(model.LossAndGradient(batch).Mean(), 0.0);
-  EXPECT_EQ(model.Evaluate(batch).scored, 0);
-  EXPECT_EQ(model.FlatGradients().abs().max().item<float>(), 0.0F);
-}
-
-TEST(DecoderOnADevice, RefusesWhatIsNoBatch) {
-  Decoder model(Asentmax(), 5, DeviceNamed("pretend"));
-  TokenBatch batch = Draw(11, false);
-  batch.tokens[1][2] = 11;
-  EXPECT_THROW(model.Evaluate(batch), InvalidArgument);
-}
-
-TEST(DecoderOnADevice, InBfloat16IsCloseToFloat32) {
-  const OneThread one_thread;
-  DecoderConfig half = Asentmax();
-  half.compute = "bfloat16";
-  Decoder exact(Asentmax(), 5, DeviceNamed("pretend"));
-  Decoder rounded(half, 5, DeviceNamed("pretend"));
-  const TokenBatch batch = Draw(11, false);
-  const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);
-  EXPECT_NEAR(a.loss, b.loss, 0.01 * a.loss);
-  EXPECT_NE(a.loss, b.loss);
-  const Tensor g = exact.FlatGradients().cpu(), h = rounded.FlatGradients().cpu();
-  EXPECT_LT((g - h).norm().item<double>(), 0.05 * g.norm().item<double>());
 }
 
 }  // namespace

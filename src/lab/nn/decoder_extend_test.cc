@@ -42,14 +42,6 @@ void ExpectLogits(const Tensor& got, const Tensor& expected, double tolerance,
   EXPECT_LT((got - expected).abs().max().item<double>(), tolerance * size) << where;
 }
 
-// Its weights on a device.
-Decoder Elsewhere(const Decoder& model) {
-  Decoder elsewhere(model.Config(), 5, DeviceNamed("pretend"));
-  Tensor(elsewhere.FlatParameters()).copy_(model.FlatParameters());
-  MarkChanged(elsewhere.FlatParameters());
-  return elsewhere;
-}
-
 class EveryVariantGrows : public EveryVariant {
  protected:
   // `grows` has the weights of `model`.
@@ -58,10 +50,9 @@ class EveryVariantGrows : public EveryVariant {
 
 TEST_P(EveryVariantGrows, ToTheLogitsThatItHasAtOnce) {
   const DecoderConfig config = ConfigOf(GetParam());
-  Decoder model(config, 5);
-  Shake(model);
+  Shaken<> model(config, 5);
   Grow(model, model);
-  Decoder elsewhere = Elsewhere(model);
+  Copied<> elsewhere(model, "pretend");
   Grow(model, elsewhere);
 }
 
@@ -117,12 +108,11 @@ TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
   config.compute = "bfloat16";
   config.attention.map = "entmax";
   config.attention.positions.kind = "nape";
-  Decoder model(config, 5);
-  Shake(model);
-  Decoder elsewhere = Elsewhere(model);
+  Shaken<> model(config, 5);
+  Copied<> elsewhere(model, "pretend");
   const Tokens text = DrawTokens(40, config.vocabulary, 0);
   const Tensor expected = AtOnce(model, text);
-  for (Decoder* grows : {&model, &elsewhere}) {
+  for (Decoder* grows : std::initializer_list<Decoder*>{&model, &elsewhere}) {
     const std::unique_ptr<DecodingState> decoding = grows->StartDecoding();
     const DecodingState::Sequence sequence = decoding->Create();
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -135,8 +125,7 @@ TEST(DecoderOnACache, Bfloat16GrowsToNearlyTheSameLogits) {
 // Whoever else is there, and for any number of threads.
 TEST(DecoderOnACache, AStepHasTheSameBitsInEveryCompany) {
   const DecoderConfig config = Asentmax();
-  Decoder model(config, 5);
-  Shake(model);
+  Shaken<> model(config, 5);
   const std::unique_ptr<DecodingState> decoding = model.StartDecoding();
   std::vector<DecodingState::Sequence> sequences;
   std::vector<Tokens> next;
@@ -175,13 +164,8 @@ TEST_P(DecoderOnDevices, WhatFailsLeavesSequencesAsTheyWere) {
   decoding->Extend({a, b}, {text, text});
   const DecodingState::Sequence c = decoding->Fork(a), d = decoding->Fork(b);
   const Tensor before = decoding->Extend({c, d}, {{1}, {2}});
-  const auto full = [&](const std::vector<Tokens>& tokens) -> std::string {
-    try {
-      decoding->Extend({a, b}, tokens);
-    } catch (const CacheFull& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto full = [&](const std::vector<Tokens>& tokens) {
+    return ErrorTextOf<CacheFull>([&] { decoding->Extend({a, b}, tokens); });
   };
   EXPECT_EQ(full({{1}, Tokens(10, 3)}), "the cache is full: 4 pages of " + std::to_string(page) +
                                             " bytes are in use, and max_bytes allows no more");

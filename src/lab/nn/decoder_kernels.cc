@@ -83,113 +83,91 @@ HWY_INLINE float NormScale(const T* row, std::int64_t width) {
   return 1.0f / std::sqrt(Sum(squares) / static_cast<float>(width) + lab::kNormEpsilon);
 }
 
-template <class T>
-HWY_INLINE void NormRows(const float* x, const float* w, std::int64_t rows, std::int64_t width,
-                         T* y, float* scale) {
-  const DF d;
-  const VF one = hn::Set(d, 1.0f);
-  for (std::int64_t r = 0; r < rows; ++r, x += width, y += width) {
-    const float factor = NormScale(x, width);
-    scale[r] = factor;
-    ForRow(width, [&](const auto& part) HWY_ATTR {
-      const VF gain = hn::Add(part.Load(w), one);
-      part.Store(hn::Mul(hn::Mul(part.Load(x), hn::Set(d, factor)), gain), y);
-    });
-  }
-}
-
 void RmsNormImpl(const float* x, const float* w, std::int64_t rows, std::int64_t width,
                  lab::Cells y, float* scale) {
-  WithCells(y, [&](auto* to) HWY_ATTR { NormRows(x, w, rows, width, to, scale); });
-}
-
-template <class T>
-HWY_INLINE void AddNormRows(const float* x, const T* branch, const float* w, std::int64_t rows,
-                            std::int64_t width, float* x_out, float* scale) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  for (std::int64_t r = 0; r < rows; ++r, x += width, x_out += width, branch += width) {
-    const float factor = NormScale(branch, width);
-    scale[r] = factor;
-    ForRow(width, [&](const auto& part) HWY_ATTR {
-      const VF gain = hn::Add(part.Load(w), one);
-      const VF normal = hn::Mul(part.Load(branch), hn::Set(d, factor));
-      part.Store(hn::MulAdd(normal, gain, part.Load(x)), x_out);
-    });
-  }
+  WithCells(y, [&](auto* to) HWY_ATTR {
+    for (std::int64_t r = 0; r < rows; ++r, x += width, to += width) {
+      const float factor = NormScale(x, width);
+      scale[r] = factor;
+      ForRow(width, [&](const auto& part) HWY_ATTR {
+        const VF gain = hn::Add(part.Load(w), one);
+        part.Store(hn::Mul(hn::Mul(part.Load(x), hn::Set(d, factor)), gain), to);
+      });
+    }
+  });
 }
 
 void AddRmsNormImpl(const float* x, lab::Cells branch, const float* w, std::int64_t rows,
                     std::int64_t width, float* x_out, float* scale) {
-  WithCells(branch,
-            [&](auto* from) HWY_ATTR { AddNormRows(x, from, w, rows, width, x_out, scale); });
-}
-
-// With n = x scale and g = dy (1 + w): dx = scale (g - n mean(g n)), dw = dy n.
-template <class T>
-HWY_INLINE void NormBackwardRows(const float* x, const float* scale, const float* w, const T* dy,
-                                 std::int64_t rows, std::int64_t width, float* dx, float* dw,
-                                 T* y) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  for (std::int64_t r = 0; r < rows; ++r, x += width, dy += width, dx += width) {
-    const VF factor = hn::Set(d, scale[r]);
-    VF sum = hn::Zero(d);
-    ForRow(width, [&](const auto& part) HWY_ATTR {
-      const VF n = hn::Mul(part.Load(x), factor);
-      const VF gradient = part.Load(dy);
-      const VF gain = hn::Add(part.Load(w), one);
-      const VF along = hn::Mul(gradient, n);
-      sum = hn::MulAdd(along, gain, sum);
-      part.Store(hn::Add(part.Load(dw), along), dw);
-      if (y != nullptr) part.Store(hn::Mul(n, gain), y);
-    });
-    const VF mean = hn::Set(d, Sum(sum) / static_cast<float>(width));
-    ForRow(width, [&](const auto& part) HWY_ATTR {
-      const VF n = hn::Mul(part.Load(x), factor);
-      const VF g = hn::Mul(part.Load(dy), hn::Add(part.Load(w), one));
-      part.Store(hn::MulAdd(factor, hn::NegMulAdd(n, mean, g), part.Load(dx)), dx);
-    });
-    if (y != nullptr) y += width;
-  }
-}
-
-void RmsNormBackwardImpl(const float* x, const float* scale, const float* w, lab::Cells dy,
-                         std::int64_t rows, std::int64_t width, float* dx, float* dw,
-                         lab::Cells y) {
-  WithCells(dy, [&](auto* from) HWY_ATTR {
-    NormBackwardRows(x, scale, w, from, rows, width, dx, dw, static_cast<decltype(from)>(y.data));
+  WithCells(branch, [&](auto* from) HWY_ATTR {
+    for (std::int64_t r = 0; r < rows; ++r, x += width, x_out += width, from += width) {
+      const float factor = NormScale(from, width);
+      scale[r] = factor;
+      ForRow(width, [&](const auto& part) HWY_ATTR {
+        const VF gain = hn::Add(part.Load(w), one);
+        const VF normal = hn::Mul(part.Load(from), hn::Set(d, factor));
+        part.Store(hn::MulAdd(normal, gain, part.Load(x)), x_out);
+      });
+    }
   });
 }
 
-template <class T>
-HWY_INLINE void AddNormBackwardRows(const T* branch, const float* scale, const float* w,
-                                    const float* dx, std::int64_t rows, std::int64_t width,
-                                    T* d_branch, float* dw) {
+// With n = x scale and g = dy (1 + w): dx = scale (g - n mean(g n)), dw = dy n.
+void RmsNormBackwardImpl(const float* x, const float* scale, const float* w, lab::Cells dy,
+                         std::int64_t rows, std::int64_t width, float* dx, float* dw,
+                         lab::Cells y) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  for (std::int64_t r = 0; r < rows; ++r, branch += width, dx += width, d_branch += width) {
-    const VF factor = hn::Set(d, scale[r]);
-    VF sum = hn::Zero(d);
-    ForRow(width, [&](const auto& part) HWY_ATTR {
-      const VF along = hn::Mul(part.Load(dx), hn::Mul(part.Load(branch), factor));
-      sum = hn::MulAdd(along, hn::Add(part.Load(w), one), sum);
-      part.Store(hn::Add(part.Load(dw), along), dw);
-    });
-    const VF mean = hn::Set(d, Sum(sum) / static_cast<float>(width));
-    ForRow(width, [&](const auto& part) HWY_ATTR {
-      const VF n = hn::Mul(part.Load(branch), factor);
-      const VF g = hn::Mul(part.Load(dx), hn::Add(part.Load(w), one));
-      part.Store(hn::Mul(factor, hn::NegMulAdd(n, mean, g)), d_branch);
-    });
-  }
+  WithCells(dy, [&](auto* from) HWY_ATTR {
+    auto* again = static_cast<decltype(from)>(y.data);
+    for (std::int64_t r = 0; r < rows; ++r, x += width, from += width, dx += width) {
+      const VF factor = hn::Set(d, scale[r]);
+      VF sum = hn::Zero(d);
+      ForRow(width, [&](const auto& part) HWY_ATTR {
+        const VF n = hn::Mul(part.Load(x), factor);
+        const VF gradient = part.Load(from);
+        const VF gain = hn::Add(part.Load(w), one);
+        const VF along = hn::Mul(gradient, n);
+        sum = hn::MulAdd(along, gain, sum);
+        part.Store(hn::Add(part.Load(dw), along), dw);
+        if (again != nullptr) part.Store(hn::Mul(n, gain), again);
+      });
+      const VF mean = hn::Set(d, Sum(sum) / static_cast<float>(width));
+      ForRow(width, [&](const auto& part) HWY_ATTR {
+        const VF n = hn::Mul(part.Load(x), factor);
+        const VF g = hn::Mul(part.Load(from), hn::Add(part.Load(w), one));
+        part.Store(hn::MulAdd(factor, hn::NegMulAdd(n, mean, g), part.Load(dx)), dx);
+      });
+      if (again != nullptr) again += width;
+    }
+  });
 }
 
 void AddRmsNormBackwardImpl(lab::Cells branch, const float* scale, const float* w, const float* dx,
                             std::int64_t rows, std::int64_t width, lab::Cells d_branch, float* dw) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
   WithCells(branch, [&](auto* from) HWY_ATTR {
-    AddNormBackwardRows(from, scale, w, dx, rows, width, static_cast<decltype(from)>(d_branch.data),
-                        dw);
+    auto* to = static_cast<decltype(from)>(d_branch.data);
+    for (std::int64_t r = 0; r < rows; ++r, from += width, dx += width, to += width) {
+      const VF factor = hn::Set(d, scale[r]);
+      VF sum = hn::Zero(d);
+      ForRow(width, [&](const auto& part) HWY_ATTR {
+        const VF along = hn::Mul(part.Load(dx), hn::Mul(part.Load(from), factor));
+        sum = hn::MulAdd(along, hn::Add(part.Load(w), one), sum);
+        part.Store(hn::Add(part.Load(dw), along), dw);
+      });
+      const VF mean = hn::Set(d, Sum(sum) / static_cast<float>(width));
+      ForRow(width, [&](const auto& part) HWY_ATTR {
+        const VF n = hn::Mul(part.Load(from), factor);
+        const VF g = hn::Mul(part.Load(dx), hn::Add(part.Load(w), one));
+        part.Store(hn::Mul(factor, hn::NegMulAdd(n, mean, g)), to);
+      });
+    }
   });
 }
 
@@ -272,7 +250,7 @@ struct Silu {  // t = x
 };
 
 template <class Gate>
-HWY_INLINE void Gated(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
+void Gated(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
   WithCells(gate_up, [&](auto* from) HWY_ATTR {
     auto* to = static_cast<decltype(from)>(h.data);
     for (std::int64_t r = 0; r < rows; ++r, from += 2 * width, to += width) {
@@ -286,8 +264,8 @@ HWY_INLINE void Gated(lab::Cells gate_up, std::int64_t rows, std::int64_t width,
 }
 
 template <class Gate>
-HWY_INLINE void GatedBackward(lab::Cells gate_up, lab::Cells dh, std::int64_t rows,
-                              std::int64_t width, lab::Cells d_gate_up, lab::Cells h) {
+void GatedBackward(lab::Cells gate_up, lab::Cells dh, std::int64_t rows, std::int64_t width,
+                   lab::Cells d_gate_up, lab::Cells h) {
   WithCells(gate_up, [&](auto* from) HWY_ATTR {
     using Pointer = decltype(from);
     const auto* gradient = static_cast<Pointer>(dh.data);
@@ -309,21 +287,6 @@ HWY_INLINE void GatedBackward(lab::Cells gate_up, lab::Cells dh, std::int64_t ro
       from += 2 * width, d_from += 2 * width, gradient += width, out += width;
     }
   });
-}
-
-void GatedGeluImpl(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
-  Gated<Gelu>(gate_up, rows, width, h);
-}
-void GatedGeluBackwardImpl(lab::Cells gate_up, lab::Cells dh, std::int64_t rows, std::int64_t width,
-                           lab::Cells d_gate_up, lab::Cells h) {
-  GatedBackward<Gelu>(gate_up, dh, rows, width, d_gate_up, h);
-}
-void GatedSiluImpl(lab::Cells gate_up, std::int64_t rows, std::int64_t width, lab::Cells h) {
-  Gated<Silu>(gate_up, rows, width, h);
-}
-void GatedSiluBackwardImpl(lab::Cells gate_up, lab::Cells dh, std::int64_t rows, std::int64_t width,
-                           lab::Cells d_gate_up, lab::Cells h) {
-  GatedBackward<Silu>(gate_up, dh, rows, width, d_gate_up, h);
 }
 
 void SquaredReluImpl(lab::Cells up, std::int64_t rows, std::int64_t width, lab::Cells h) {
@@ -538,122 +501,38 @@ void TransposeImpl(const Half* in, std::int64_t rows, std::int64_t columns, Half
 #endif
 }
 
+const lab::RowKernelTable* RowKernelsHere() {
+  static constexpr lab::RowKernelTable table = {
+      .rms_norm = RmsNormImpl,
+      .add_rms_norm = AddRmsNormImpl,
+      .rms_norm_backward = RmsNormBackwardImpl,
+      .add_rms_norm_backward = AddRmsNormBackwardImpl,
+      .gated_gelu = Gated<Gelu>,
+      .gated_gelu_backward = GatedBackward<Gelu>,
+      .gated_silu = Gated<Silu>,
+      .gated_silu_backward = GatedBackward<Silu>,
+      .squared_relu = SquaredReluImpl,
+      .squared_relu_backward = SquaredReluBackwardImpl,
+      .norm_heads = NormHeadsImpl,
+      .norm_heads_backward = NormHeadsBackwardImpl,
+      .rotate = RotateImpl,
+      .adaptive_scale = AdaptiveForwardImpl,
+      .adaptive_scale_backward = AdaptiveBackwardImpl,
+      .cross_entropy = CrossEntropyImpl,
+      .transpose_halves = TransposeImpl,
+  };
+  return &table;
+}
+
 }  // namespace tsallis::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tsallis {
 
-HWY_EXPORT(RmsNormImpl);
-HWY_EXPORT(AddRmsNormImpl);
-HWY_EXPORT(RmsNormBackwardImpl);
-HWY_EXPORT(AddRmsNormBackwardImpl);
-HWY_EXPORT(GatedGeluImpl);
-HWY_EXPORT(GatedGeluBackwardImpl);
-HWY_EXPORT(GatedSiluImpl);
-HWY_EXPORT(GatedSiluBackwardImpl);
-HWY_EXPORT(SquaredReluImpl);
-HWY_EXPORT(SquaredReluBackwardImpl);
-HWY_EXPORT(NormHeadsImpl);
-HWY_EXPORT(NormHeadsBackwardImpl);
-HWY_EXPORT(RotateImpl);
-HWY_EXPORT(AdaptiveForwardImpl);
-HWY_EXPORT(AdaptiveBackwardImpl);
-HWY_EXPORT(CrossEntropyImpl);
-HWY_EXPORT(TransposeImpl);
+HWY_EXPORT(RowKernelsHere);
 
-namespace lab {
+const lab::RowKernelTable& lab::RowKernels() { return *HWY_DYNAMIC_DISPATCH(RowKernelsHere)(); }
 
-void RmsNorm(const float* x, const float* w, std::int64_t rows, std::int64_t width, Cells y,
-             float* scale) {
-  HWY_DYNAMIC_DISPATCH(RmsNormImpl)(x, w, rows, width, y, scale);
-}
-
-void AddRmsNorm(const float* x, Cells branch, const float* w, std::int64_t rows, std::int64_t width,
-                float* x_out, float* scale) {
-  HWY_DYNAMIC_DISPATCH(AddRmsNormImpl)(x, branch, w, rows, width, x_out, scale);
-}
-
-void RmsNormBackward(const float* x, const float* scale, const float* w, Cells dy,
-                     std::int64_t rows, std::int64_t width, float* dx, float* dw, Cells y) {
-  HWY_DYNAMIC_DISPATCH(RmsNormBackwardImpl)(x, scale, w, dy, rows, width, dx, dw, y);
-}
-
-void AddRmsNormBackward(Cells branch, const float* scale, const float* w, const float* dx,
-                        std::int64_t rows, std::int64_t width, Cells d_branch, float* dw) {
-  HWY_DYNAMIC_DISPATCH(AddRmsNormBackwardImpl)(branch, scale, w, dx, rows, width, d_branch, dw);
-}
-
-void GatedGelu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h) {
-  HWY_DYNAMIC_DISPATCH(GatedGeluImpl)(gate_up, rows, width, h);
-}
-
-void GatedGeluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
-                       Cells d_gate_up, Cells h) {
-  HWY_DYNAMIC_DISPATCH(GatedGeluBackwardImpl)(gate_up, dh, rows, width, d_gate_up, h);
-}
-
-void GatedSilu(Cells gate_up, std::int64_t rows, std::int64_t width, Cells h) {
-  HWY_DYNAMIC_DISPATCH(GatedSiluImpl)(gate_up, rows, width, h);
-}
-
-void GatedSiluBackward(Cells gate_up, Cells dh, std::int64_t rows, std::int64_t width,
-                       Cells d_gate_up, Cells h) {
-  HWY_DYNAMIC_DISPATCH(GatedSiluBackwardImpl)(gate_up, dh, rows, width, d_gate_up, h);
-}
-
-void SquaredRelu(Cells up, std::int64_t rows, std::int64_t width, Cells h) {
-  HWY_DYNAMIC_DISPATCH(SquaredReluImpl)(up, rows, width, h);
-}
-
-void SquaredReluBackward(Cells up, Cells dh, std::int64_t rows, std::int64_t width, Cells d_up,
-                         Cells h) {
-  HWY_DYNAMIC_DISPATCH(SquaredReluBackwardImpl)(up, dh, rows, width, d_up, h);
-}
-
-void NormHeads(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,
-               std::int64_t head_dim, float* scale) {
-  HWY_DYNAMIC_DISPATCH(NormHeadsImpl)(x, row_stride, rows, heads, head_dim, scale);
-}
-
-void NormHeadsBackward(Cells y, std::int64_t row_stride, const float* scale, std::int64_t rows,
-                       std::int64_t heads, std::int64_t head_dim, Cells dx) {
-  HWY_DYNAMIC_DISPATCH(NormHeadsBackwardImpl)(y, row_stride, scale, rows, heads, head_dim, dx);
-}
-
-void Rotate(Cells x, std::int64_t row_stride, std::int64_t rows, std::int64_t heads,
-            std::int64_t head_dim, const float* cosine, const float* sine,
-            const std::int32_t* position, float turn) {
-  HWY_DYNAMIC_DISPATCH(RotateImpl)
-  (x, row_stride, rows, heads, head_dim, cosine, sine, position, turn);
-}
-
-void AdaptiveScaleForward(const AdaptiveScale& scale, Cells beta, Cells gamma,
-                          std::int64_t row_stride, const float* log_log, std::int64_t rows,
-                          float* c, std::int64_t c_stride) {
-  HWY_DYNAMIC_DISPATCH(AdaptiveForwardImpl)
-  (scale, beta, gamma, row_stride, log_log, rows, c, c_stride);
-}
-
-void AdaptiveScaleBackward(const AdaptiveScale& scale, Cells beta, Cells gamma,
-                           std::int64_t row_stride, const float* log_log, std::int64_t rows,
-                           const float* dc, std::int64_t c_stride, Cells d_beta, Cells d_gamma,
-                           float* d_beta_bias, float* d_gamma_bias) {
-  HWY_DYNAMIC_DISPATCH(AdaptiveBackwardImpl)
-  (scale, beta, gamma, row_stride, log_log, rows, dc, c_stride, d_beta, d_gamma, d_beta_bias,
-   d_gamma_bias);
-}
-
-void CrossEntropy(float* logits, std::int64_t rows, std::int64_t columns, const std::int64_t* label,
-                  float weight, float* loss, std::int64_t* best) {
-  HWY_DYNAMIC_DISPATCH(CrossEntropyImpl)(logits, rows, columns, label, weight, loss, best);
-}
-
-void TransposeHalves(const std::uint16_t* in, std::int64_t rows, std::int64_t columns,
-                     std::uint16_t* out, std::int64_t out_stride) {
-  HWY_DYNAMIC_DISPATCH(TransposeImpl)(in, rows, columns, out, out_stride);
-}
-
-}  // namespace lab
 }  // namespace tsallis
 #endif  // HWY_ONCE

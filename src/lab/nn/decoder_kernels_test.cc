@@ -102,9 +102,10 @@ TEST(DecoderKernels, NormsFollowTheFormula) {
     const std::vector<float> gain = Floats(w), input = Floats(x);
     Stored y(kRows * width, half);
     std::vector<float> scale(kRows), sum(input.size());
-    RmsNorm(input.data(), gain.data(), kRows, width, y.cells(), scale.data());
+    RowKernels().rms_norm(input.data(), gain.data(), kRows, width, y.cells(), scale.data());
     Stored from = branch;
-    AddRmsNorm(input.data(), from.cells(), gain.data(), kRows, width, sum.data(), scale.data());
+    RowKernels().add_rms_norm(input.data(), from.cells(), gain.data(), kRows, width, sum.data(),
+                              scale.data());
     const Doubles added = branch.values();
     for (std::int64_t r = 0; r < kRows; ++r) {
       const Doubles plain = Norm(x.data() + r * width, w);
@@ -128,16 +129,17 @@ TEST(DecoderKernels, GradientsOfNormsAreSlopes) {
     const std::vector<float> gain = Floats(w), input = Floats(x);
     std::vector<float> scale(kRows), dx(input.size(), 1.0F), dw(gain.size(), 1.0F);
     std::vector<float> out(input.size()), dw_branch(gain.size(), 0.0F);
-    RmsNorm(input.data(), gain.data(), kRows, width, y.cells(), scale.data());
+    RowKernels().rms_norm(input.data(), gain.data(), kRows, width, y.cells(), scale.data());
     const Doubles once = y.values();
-    RmsNormBackward(input.data(), scale.data(), gain.data(), dy.cells(), kRows, width, dx.data(),
-                    dw.data(), y.cells());
+    RowKernels().rms_norm_backward(input.data(), scale.data(), gain.data(), dy.cells(), kRows,
+                                   width, dx.data(), dw.data(), y.cells());
     EXPECT_EQ(y.values(), once);
     const Doubles along = Draw(kRows * width, 5);
     const std::vector<float> d_out = Floats(along);
-    AddRmsNorm(input.data(), branch.cells(), gain.data(), kRows, width, out.data(), scale.data());
-    AddRmsNormBackward(branch.cells(), scale.data(), gain.data(), d_out.data(), kRows, width,
-                       d_branch.cells(), dw_branch.data());
+    RowKernels().add_rms_norm(input.data(), branch.cells(), gain.data(), kRows, width, out.data(),
+                              scale.data());
+    RowKernels().add_rms_norm_backward(branch.cells(), scale.data(), gain.data(), d_out.data(),
+                                       kRows, width, d_branch.cells(), dw_branch.data());
     // sum of weight * norm over all rows, for any x and w
     const auto total = [&](const Doubles& weight, const Doubles& at, const Doubles& by) {
       double sum = 0.0;
@@ -171,10 +173,8 @@ double Gelu(double x) {
 
 double Silu(double x) { return x / (1.0 + std::exp(-x)); }
 
-using Gated = decltype(&GatedGelu);
-using GatedGradient = decltype(&GatedGeluBackward);
-
-void ExpectGated(double (*gate)(double), Gated forward, GatedGradient backward) {
+template <class Forward, class Backward>
+void ExpectGated(double (*gate)(double), Forward forward, Backward backward) {
   ForWidths([&](std::int64_t width, bool half) {
     Doubles values = Draw(kRows * 2 * width, 6, 2.0);
     values[0] = 40.0, values.back() = -40.0;
@@ -182,8 +182,9 @@ void ExpectGated(double (*gate)(double), Gated forward, GatedGradient backward) 
     Stored dh(Draw(kRows * width, 7), half);
     Stored h(kRows * width, half), again(kRows * width, half);
     Stored d_gate_up(kRows * 2 * width, half);
-    forward(gate_up.cells(), kRows, width, h.cells());
-    backward(gate_up.cells(), dh.cells(), kRows, width, d_gate_up.cells(), again.cells());
+    (RowKernels().*forward)(gate_up.cells(), kRows, width, h.cells());
+    (RowKernels().*backward)(gate_up.cells(), dh.cells(), kRows, width, d_gate_up.cells(),
+                             again.cells());
     EXPECT_EQ(h.values(), again.values());
     for (std::int64_t r = 0; r < kRows; ++r) {
       for (std::int64_t k = 0; k < width; ++k) {
@@ -199,16 +200,21 @@ void ExpectGated(double (*gate)(double), Gated forward, GatedGradient backward) 
   });
 }
 
-TEST(DecoderKernels, GatedGeluAndItsGradient) { ExpectGated(Gelu, GatedGelu, GatedGeluBackward); }
-TEST(DecoderKernels, GatedSiluAndItsGradient) { ExpectGated(Silu, GatedSilu, GatedSiluBackward); }
+TEST(DecoderKernels, GatedGeluAndItsGradient) {
+  ExpectGated(Gelu, &RowKernelTable::gated_gelu, &RowKernelTable::gated_gelu_backward);
+}
+TEST(DecoderKernels, GatedSiluAndItsGradient) {
+  ExpectGated(Silu, &RowKernelTable::gated_silu, &RowKernelTable::gated_silu_backward);
+}
 
 TEST(DecoderKernels, SquaredReluAndItsGradient) {
   ForWidths([](std::int64_t width, bool half) {
     Stored up(Draw(kRows * width, 16, 2.0), half);
     Stored dh(Draw(kRows * width, 17), half);
     Stored h(kRows * width, half), again(kRows * width, half), d_up(kRows * width, half);
-    SquaredRelu(up.cells(), kRows, width, h.cells());
-    SquaredReluBackward(up.cells(), dh.cells(), kRows, width, d_up.cells(), again.cells());
+    RowKernels().squared_relu(up.cells(), kRows, width, h.cells());
+    RowKernels().squared_relu_backward(up.cells(), dh.cells(), kRows, width, d_up.cells(),
+                                       again.cells());
     EXPECT_EQ(h.values(), again.values());
     for (std::size_t i = 0; i < static_cast<std::size_t>(kRows * width); ++i) {
       const double x = std::max(up[i], 0.0);
@@ -225,8 +231,9 @@ TEST(DecoderKernels, HeadsAreNormedInPlace) {
     const Stored dy(Draw(kRows * stride, 19), half);
     Stored y = before, dx = dy;
     std::vector<float> scale(static_cast<std::size_t>(kRows * heads));
-    NormHeads(y.cells(), stride, kRows, heads, head_dim, scale.data());
-    NormHeadsBackward(y.cells(), stride, scale.data(), kRows, heads, head_dim, dx.cells());
+    RowKernels().norm_heads(y.cells(), stride, kRows, heads, head_dim, scale.data());
+    RowKernels().norm_heads_backward(y.cells(), stride, scale.data(), kRows, heads, head_dim,
+                                     dx.cells());
     for (std::int64_t r = 0; r < kRows; ++r) {
       for (std::int64_t i = heads * head_dim; i < stride; ++i) {  // what is no head's stays
         const auto at = static_cast<std::size_t>(r * stride + i);
@@ -264,8 +271,8 @@ TEST(DecoderKernels, RotationTurnsPairsAndBack) {
     const std::vector<std::int32_t> position = {3, 0, 2};
     Stored x(Draw(kRows * stride, 9), half);
     const Stored before = x;
-    Rotate(x.cells(), stride, kRows, heads, 2 * pairs, cosine.data(), sine.data(), position.data(),
-           1.0F);
+    RowKernels().rotate(x.cells(), stride, kRows, heads, 2 * pairs, cosine.data(), sine.data(),
+                        position.data(), 1.0F);
     for (std::int64_t r = 0; r < kRows; ++r) {
       for (std::int64_t i = 0; i < stride; ++i) {
         const std::int64_t k = i % (2 * pairs);
@@ -279,8 +286,8 @@ TEST(DecoderKernels, RotationTurnsPairsAndBack) {
         EXPECT_NEAR(x[at], expected, x.Tolerance(expected));
       }
     }
-    Rotate(x.cells(), stride, kRows, heads, 2 * pairs, cosine.data(), sine.data(), position.data(),
-           -1.0F);
+    RowKernels().rotate(x.cells(), stride, kRows, heads, 2 * pairs, cosine.data(), sine.data(),
+                        position.data(), -1.0F);
     for (std::int64_t i = 0; i < kRows * stride; ++i) {
       EXPECT_NEAR(x[i], before[i], 3.0 * x.Tolerance(2.0));
     }
@@ -302,12 +309,12 @@ TEST(DecoderKernels, AdaptiveScaleAndItsGradient) {
         delta.push_back(0.75F + 0.1F * static_cast<float>(h));
       const AdaptiveScale scale{heads, delta.data(), 2.0F, biased ? bias.data() : nullptr,
                                 biased ? bias.data() + heads : nullptr};
-      AdaptiveScaleForward(scale, in.cells(), in.cells() + heads, stride, log_log.data(), kRows,
-                           c.data(), c_stride);
-      AdaptiveScaleBackward(scale, in.cells(), in.cells() + heads, stride, log_log.data(), kRows,
-                            dc.data(), c_stride, d_in.cells(), d_in.cells() + heads,
-                            biased ? d_bias.data() : nullptr,
-                            biased ? d_bias.data() + heads : nullptr);
+      RowKernels().adaptive_scale(scale, in.cells(), in.cells() + heads, stride, log_log.data(),
+                                  kRows, c.data(), c_stride);
+      RowKernels().adaptive_scale_backward(scale, in.cells(), in.cells() + heads, stride,
+                                           log_log.data(), kRows, dc.data(), c_stride, d_in.cells(),
+                                           d_in.cells() + heads, biased ? d_bias.data() : nullptr,
+                                           biased ? d_bias.data() + heads : nullptr);
       for (std::int64_t h = 0; h < heads; ++h) {
         double sum_b = 0.5, sum_g = 0.5;
         for (std::int64_t r = 0; r < kRows; ++r) {
@@ -340,9 +347,11 @@ TEST(DecoderKernels, CrossEntropyItsGradientAndTheFirstOfTheLargest) {
     for (std::int64_t k = 0; k < columns; ++k) values[2 * columns + k] = 1.0;  // ties
     std::vector<float> logits = Floats(values), loss(kRows);
     std::vector<std::int64_t> label = {0, columns / 2, columns - 1}, best(kRows);
-    CrossEntropy(logits.data(), kRows, columns, label.data(), 0.0F, loss.data(), best.data());
+    RowKernels().cross_entropy(logits.data(), kRows, columns, label.data(), 0.0F, loss.data(),
+                               best.data());
     EXPECT_EQ(logits, Floats(values));  // no gradient wanted
-    CrossEntropy(logits.data(), kRows, columns, label.data(), 0.25F, loss.data(), best.data());
+    RowKernels().cross_entropy(logits.data(), kRows, columns, label.data(), 0.25F, loss.data(),
+                               best.data());
     EXPECT_EQ(best[2], 0);
     for (std::int64_t r = 0; r < kRows; ++r) {
       const double* row = values.data() + r * columns;
@@ -367,7 +376,7 @@ TEST(DecoderKernels, TransposesAnySize) {
         for (std::int64_t i = 0; i < rows * columns; ++i) {
           in.push_back(static_cast<std::uint16_t>(1000 + i));
         }
-        TransposeHalves(in.data(), rows, columns, out.data(), stride);
+        RowKernels().transpose_halves(in.data(), rows, columns, out.data(), stride);
         for (std::int64_t c = 0; c < columns; ++c) {
           for (std::int64_t r = 0; r < stride; ++r) {
             ASSERT_EQ(out[c * stride + r], r < rows ? in[r * columns + c] : 7) << r << " " << c;

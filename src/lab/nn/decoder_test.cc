@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lab/base/device.h"
 #include "lab/base/errors.h"
 #include "lab/nn/parameters.h"
 #include "lab/nn/patterns.h"
@@ -50,35 +51,6 @@ Tensor Rotated(const Tensor& x, const Positions& positions, std::int64_t length)
   const Tensor a = x.narrow(1, 0, m), b = x.narrow(1, m, m);
   return factor *
          at::cat({a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()}, 1);
-}
-
-// Maps that attention alone is tested with elsewhere, as weights of scores: [n, n], -inf where not
-// visible.
-Tensor TopK(const AttentionConfig& how, const Tensor& s) {
-  const std::int64_t n = s.size(0);
-  Tensor kept = at::zeros_like(s, s.options().dtype(at::kBool));
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto share = static_cast<std::int64_t>(how.top_k_fraction * static_cast<double>(i + 1));
-    const std::int64_t k = std::min(i + 1, std::max(how.top_k, share));
-    const Tensor least = std::get<0>(at::topk(s[i].detach(), k))[k - 1];
-    kept[i] = s[i].detach() >= least;
-  }
-  return s.masked_fill(kept.logical_not(), -INFINITY).softmax(-1);
-}
-Tensor Softpick(const Tensor& s) {
-  const Tensor e = s.exp() - 1.0;
-  const Tensor size = e.abs().masked_fill(s == -INFINITY, 0.0).sum(-1, true);
-  return e.relu() / (size + kSoftpickEpsilon);
-}
-Tensor StickBreaking(const Tensor& s) {
-  std::vector<Tensor> weights(static_cast<std::size_t>(s.size(1)));
-  Tensor rest = at::ones({s.size(0)}, at::kDouble);
-  for (std::int64_t j = s.size(1) - 1; j >= 0; --j) {
-    const Tensor score = s.select(1, j);
-    weights[static_cast<std::size_t>(j)] = rest * score.sigmoid();
-    rest = rest * (-score).sigmoid();
-  }
-  return at::stack(weights, 1);
 }
 
 // One head's output: [n, d]. h: [n, width], the block's normalised input.
@@ -154,15 +126,6 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
         at::tensor(std::vector<std::int64_t>(mask.blocks.begin(), mask.blocks.end()), at::kLong);
     s = s.masked_fill(visible.view({n, n}) == 0, -INFINITY);
   }
-  if (how.map == "top-k-softmax") return TopK(how, s).matmul(v);
-  if (how.map == "sigmoid") {
-    const Tensor keys = (s > -INFINITY).sum(1, true).to(at::kDouble);
-    return (s + (how.sigmoid_bias ? at::full_like(keys, *how.sigmoid_bias) : -keys.log()))
-        .sigmoid()
-        .matmul(v);
-  }
-  if (how.map == "softpick") return Softpick(s).matmul(v);
-  if (how.map == "stick-breaking") return StickBreaking(s).matmul(v);
   if (how.sink != "none") {
     const Tensor sink =
         how.sink == "zero" ? at::zeros({1}, at::kDouble) : w.at(prefix + "sink").narrow(0, head, 1);
@@ -170,9 +133,10 @@ Tensor HeadOutput(const DecoderConfig& config, const Weights& w, std::int64_t la
     v = at::cat({v, at::zeros({1, v.size(1)}, at::kDouble)});
   }
   RowMapParams map;
+  map.map = MapNamed(how.map);
   map.alpha = how.alpha;
-  if (how.map == "softmax") map.map = RowMap::kSoftmax;
-  if (how.map == "adaptive-temperature") map.map = RowMap::kAdaptiveTemperature;
+  map.top_k = {how.top_k, how.top_k_fraction};
+  map.sigmoid_bias = how.sigmoid_bias;
   if (how.coefficients) map.adaptive.coefficients = *how.coefficients;
   std::optional<Tensor> alpha;
   if (how.learn_alpha != "no") {
@@ -281,8 +245,7 @@ double Difference(const Tensor& a, const Tensor& b) {
 }
 
 void ExpectMatchesReference(const DecoderConfig& config, bool ragged, double tolerance = 2e-4) {
-  Decoder model(config, 5);
-  Shake(model);
+  Shaken<> model(config, 5);
   const TokenBatch batch = Draw(6, 13, config.vocabulary, ragged);
   const Weights weights = DoubleWeights(model);
   const Reference reference = RunReference(model.Config(), weights, batch);
@@ -413,16 +376,25 @@ TEST(Decoder, SameBitsWhateverTheNumberOfThreads) {
   at::set_num_threads(before);
 }
 
-TEST(Decoder, Bfloat16IsCloseToFloat32) {
-  const OneThread one_thread;
+class DecoderOn : public testing::TestWithParam<const char*> {
+ protected:
+  c10::Device Device() const { return DeviceNamed(GetParam()); }
+
+ private:
+  OneThread one_thread_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Decoder, DecoderOn, testing::Values("cpu", "pretend"));
+
+TEST_P(DecoderOn, Bfloat16IsCloseToFloat32) {
   for (const bool ragged : {false, true}) {
-    Decoder exact(Asentmax(), 5), rounded(Computing("bfloat16"), 5);
+    Decoder exact(Asentmax(), 5, Device()), rounded(Computing("bfloat16"), 5, Device());
     const TokenBatch batch = Draw(16, 24, 11, ragged);
     const SequenceScore a = exact.LossAndGradient(batch), b = rounded.LossAndGradient(batch);
     EXPECT_NEAR(a.loss, b.loss, 0.01 * a.loss);
     EXPECT_NE(a.loss, b.loss);
     // Direction and size of the whole gradient.
-    const Tensor g = exact.FlatGradients(), h = rounded.FlatGradients();
+    const Tensor g = exact.FlatGradients().cpu(), h = rounded.FlatGradients().cpu();
     EXPECT_LT((g - h).norm().item<double>(), 0.04 * g.norm().item<double>());
   }
 }
@@ -458,8 +430,7 @@ TEST(Decoder, TeacherForcedExactMatchIsGreedyGeneration) {
   const OneThread one_thread;
   DecoderConfig config = Asentmax();
   config.vocabulary = 4;
-  Decoder model(config, 6);
-  Shake(model);
+  Shaken<> model(config, 6);
   constexpr std::int64_t kSource = 5, kTarget = 3, kBatch = 256;
   TokenBatch batch = Draw(kBatch, kSource + kTarget, 4, false);
   // Half of the targets are what the model generates, the others random.
@@ -494,8 +465,7 @@ TEST(Decoder, TeacherForcedExactMatchIsGreedyGeneration) {
 
 TEST(Decoder, BatchesAccumulateAndGradientsAreReportedFromTheBack) {
   const OneThread one_thread;
-  Decoder model(Asentmax(), 5);
-  Shake(model);
+  Shaken<> model(Asentmax(), 5);
   const TokenBatch whole = Draw(8, 12, 11, true);
   model.LossAndGradient(whole);
   const Tensor expected = model.FlatGradients().clone();
@@ -521,8 +491,7 @@ TEST(Decoder, AHeadThatGoesPieceByPieceIsTheSameHead) {
   const OneThread one_thread;
   DecoderConfig config = Asentmax();
   config.norm_gain = true;
-  Decoder model(config, 5);
-  Shake(model);
+  Shaken<> model(config, 5);
   const TokenBatch batch = Draw(240, 50, 11, true);  // more rows than four blocks
   const SequenceScore whole = model.LossAndGradient(batch);
   ASSERT_GT(whole.scored, 4 * 1024);
@@ -536,13 +505,11 @@ TEST(Decoder, AHeadThatGoesPieceByPieceIsTheSameHead) {
             1e-5 * expected.norm().item<double>());
 }
 
-// torch's products read a little beyond rows whose length is no multiple of 32.
 TEST(Decoder, TheFlowOfGradientsIsThatOfTheResidualStream) {
   const OneThread one_thread;
   DecoderConfig config = Tiny();
   config.layers = 3;
-  Decoder model(config, 4);
-  Shake(model);
+  Shaken<> model(config, 4);
   // A sequence in which every token is another one: the gradient of its embedding is that of one
   // row of the stream, times the factor of embeddings.
   TokenBatch batch = Draw(1, config.vocabulary, config.vocabulary, false);
@@ -570,8 +537,7 @@ TEST(Decoder, TheReachOfTokensIsTheNormOfTheirJacobians) {
   DecoderConfig config = Tiny();
   config.vocabulary = config.width;
   const std::int64_t n = config.width;
-  Decoder model(config, 4);
-  Shake(model);
+  Shaken<> model(config, 4);
   Weights weights = DoubleWeights(model);
   weights["norm.weight"] = at::zeros({n}, at::kDouble);
   weights["head.weight"] = at::eye(n, at::kDouble);
@@ -599,6 +565,7 @@ TEST(Decoder, TheReachOfTokensIsTheNormOfTheirJacobians) {
   EXPECT_EQ(found.count("reach 32"), 0U);
 }
 
+// torch's products read a little beyond rows whose length is no multiple of 32.
 TEST(Decoder, NothingOfOnePassReachesTheNext) {
   const OneThread one_thread;
   for (const char* compute : {"float32", "bfloat16"}) {
@@ -614,18 +581,17 @@ TEST(Decoder, NothingOfOnePassReachesTheNext) {
   }
 }
 
-TEST(Decoder, WithoutAScoredPositionThereIsNothingToLearn) {
-  const OneThread one_thread;
-  Decoder model(Asentmax(), 5);
+TEST_P(DecoderOn, WithoutAScoredPositionThereIsNothingToLearn) {
+  Decoder model(Asentmax(), 5, Device());
   TokenBatch batch = Draw(3, 8, 11, false);
   batch.labels.fill_(kNotScored);
-  const SequenceScore score = model.LossAndGradient(batch);
-  EXPECT_EQ(score.Mean(), 0.0);
+  EXPECT_EQ(model.LossAndGradient(batch).Mean(), 0.0);
+  EXPECT_EQ(model.Evaluate(batch).scored, 0);
   EXPECT_EQ(model.FlatGradients().abs().max().item<float>(), 0.0F);
 }
 
-TEST(Decoder, RefusesWhatIsNoBatch) {
-  Decoder model(Tiny(), 5);
+TEST_P(DecoderOn, RefusesWhatIsNoBatch) {
+  Decoder model(Tiny(), 5, Device());
   const TokenBatch fine = Draw(3, 8, 11, false);
   const auto error_of = [&](const TokenBatch& batch) {
     return ErrorTextOf<InvalidArgument>([&] { model.Evaluate(batch); });

@@ -21,7 +21,7 @@ constexpr std::int64_t kLength = 21;
 TokenBatch Batch(const std::vector<std::int64_t>& lengths) { return HalfScored(lengths, 11); }
 
 // Heads of two calls, with slopes, length scaling and learned alphas.
-Decoder Model(const PatternConfig& pattern = {}) {
+Shaken<> Model(const PatternConfig& pattern = {}) {
   DecoderConfig config = Asentmax();
   config.attention.learn_alpha = "sigmoid";
   config.attention.pattern = pattern;
@@ -29,9 +29,7 @@ Decoder Model(const PatternConfig& pattern = {}) {
   softmax.heads = {1, 3};
   softmax.given = {"map", "learn_alpha"};  // softmax, no
   config.overrides = {softmax};
-  Decoder model(config, 5);
-  Shake(model);
-  return model;
+  return Shaken<>(config, 5);
 }
 
 Tensor All(const LayerInput& input) {
@@ -44,7 +42,7 @@ class VisibleKeys : public testing::TestWithParam<std::vector<std::int64_t>> {
 };
 
 TEST_P(VisibleKeys, AllAreEvaluateToTheBit) {
-  Decoder model = Model();
+  Shaken<> model = Model();
   const TokenBatch batch = Batch(GetParam());
   const SequenceScore plain = model.Evaluate(batch);
   EXPECT_EQ(model.Evaluate(batch, All).losses, plain.losses);
@@ -61,8 +59,8 @@ TEST_P(VisibleKeys, ThoseOfAPatternAreThePattern) {
   for (const PatternConfig& pattern :
        {PatternConfig{.kind = "longformer", .window = 3, .global_tokens = 1},
         PatternConfig{.kind = "fixed", .segment = 5, .summary = 2}}) {
-    Decoder with = Model(pattern);
-    Decoder without = Model();
+    Shaken<> with = Model(pattern);
+    Shaken<> without = Model();
     const TokenBatch batch = Batch(GetParam());
     const PatternMask mask = MaskOf(PatternOf(pattern), kLength, kLength, 1, 1);
     const Tensor pairs =
@@ -94,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Decoder, VisibleKeys,
 // layers below are restricted.
 TEST(VisibleKeysOfOne, HeadOfOneSequence) {
   const OneThread one_thread;
-  Decoder model = Model();
+  Shaken<> model = Model();
   const TokenBatch batch = Batch({kLength, kLength});
   Tensor below;
   const auto run = [&](std::int64_t layer) {
@@ -128,7 +126,7 @@ TEST(VisibleKeysOfOne, HeadOfOneSequence) {
 
 TEST(VisibleKeysOfOne, RefusesWhatIsNoMask) {
   const OneThread one_thread;
-  Decoder model = Model();
+  Shaken<> model = Model();
   const TokenBatch batch = Batch({kLength, kLength});
   const auto error_of = [&](const Tensor& visible) {
     return ErrorTextOf<InvalidArgument>(

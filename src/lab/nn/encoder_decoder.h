@@ -16,10 +16,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
+#include <deque>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lab/nn/sequence_model.h"
@@ -33,34 +32,38 @@ void CheckEncoderDecoder(const DecoderConfig& config, const std::string& path = 
 class EncoderDecoder : public SequenceModel {
  public:
   // Parameters drawn from `seed`, each from a stream of its own. Throws UsageError as
-  // CheckEncoderDecoder.
+  // CheckEncoderDecoder. GradientOptions::flow is not asked. InvalidArgument for a part of
+  // sequences, and for a batch with a sample that has no source, or nothing that is scored. The
+  // first tokens that a growing sequence is extended by are its source and, the last of them, where
+  // its target begins; InvalidArgument for fewer than two.
   EncoderDecoder(const DecoderConfig& config, std::uint64_t seed,
                  const c10::Device& device = c10::kCPU);
-  ~EncoderDecoder() override;
 
   const char* Architecture() const override { return "encoder-decoder"; }
-  const DecoderConfig& Config() const override;
-  std::string Note() const override;
-
-  // GradientOptions::logits and flow are not asked. InvalidArgument for a batch with a sample that
-  // has no source, or nothing that is scored.
-  SequenceScore LossAndGradient(const TokenBatch& batch,
-                                const GradientOptions& options = {}) override;
-  SequenceScore Evaluate(const TokenBatch& batch, const VisibleKeys& visible = nullptr) override;
-  // Layers of the encoder, then of the decoder "decoder" and "context" of each.
-  std::vector<LayerPlace> Places() const override;
-  void VisitLayers(const TokenBatch& batch,
-                   const std::function<void(const LayerView&)>& visit) override;
-
-  // The first tokens that a sequence is extended by are its source and, the last of them, where its
-  // target begins; InvalidArgument for fewer than two.
-  std::unique_ptr<DecodingState> StartDecoding(std::int64_t max_bytes = 0) override;
 
  private:
-  struct State;
-  const ParameterList& Learned() const override;
-  EncoderDecoder& OnCpu();
-  std::unique_ptr<State> state_;
+  struct TargetLayer : Fixed {
+    TargetLayer(const DecoderConfig& config, std::int64_t layer, const std::string& name,
+                ParameterList& parameters, RowWorkers& workers);
+
+    AttentionBranch self, context;
+    FeedForwardBlock feed_forward;
+  };
+
+  Samples Read(const TokenBatch& batch, const SequencePart* part) const override;
+  at::Tensor Run(const Samples& samples, const LayerPass& pass) override;
+  bool ReadsSources() const override { return true; }
+  at::Tensor Extend(const DecodingState::NewTokens& more) override;
+  // Layers of the encoder, then of the decoder "decoder" and "context" of each.
+  std::vector<const AttentionBranch*> Attention() const override;
+
+  MemoryStream Encode(const DecoderRows& source, const LayerPass& pass);
+  // The output for every row of the target, before the last norm. memory: null on a cache.
+  at::Tensor Decode(const DecoderRows& target, MemoryStream* memory, const LayerPass& pass);
+
+  std::optional<Gain> memory_gain_;
+  std::deque<SelfLayer> encoder_;
+  std::deque<TargetLayer> decoder_;
 };
 
 }  // namespace tsallis::lab

@@ -148,8 +148,7 @@ TEST(EncoderDecoder, IsItsDefinition) {
   configs[1].block = "pre";
   configs[2].attention.learn_alpha = "sigmoid";
   for (const DecoderConfig& config : configs) {
-    EncoderDecoder model(config, 3);
-    Shake(model);
+    Shaken<EncoderDecoder> model(config, 3);
     const double expected = LossByDefinition(model, {9, 1, 2, 3}, {12, 4, 5}, {4, 5, 10}) +
                             LossByDefinition(model, {9, 6}, {12, 7, 1, 0}, {7, 1, 0, 10}) +
                             LossByDefinition(model, {9, 3, 3, 2, 1, 0}, {12, 2}, {2, 10});
@@ -165,8 +164,7 @@ TEST(EncoderDecoder, GradientsAreThoseOfDifferences) {
   config.attention.learn_alpha = "sigmoid";
   config.attention.sink = "learned";
   config.qk_norm = config.output_gate = true;
-  EncoderDecoder model(config, 3);
-  Shake(model);
+  Shaken<EncoderDecoder> model(config, 3);
   const TokenBatch batch = Batch();
   const SequenceScore score = model.LossAndGradient(batch);
   const Tensor gradient = model.FlatGradients().clone();
@@ -202,8 +200,7 @@ TEST(EncoderDecoder, GradientsAreThoseOfDifferences) {
 }
 
 TEST(EncoderDecoder, ASampleDoesNotSeeTheOthersOrItsPadding) {
-  EncoderDecoder model(Small(), 3);
-  Shake(model);
+  Shaken<EncoderDecoder> model(Small(), 3);
   const TokenBatch batch = Batch();
   const SequenceScore together = model.Evaluate(batch);
   std::vector<float> alone;
@@ -224,9 +221,8 @@ TEST(EncoderDecoder, WhatItWritesIsWhatItReads) {
     SCOPED_TRACE(map + " on " + device);
     DecoderConfig config = Small();
     config.attention.map = map;
-    EncoderDecoder reader(config, 3), model(config, 3, DeviceNamed(device));
-    Shake(reader);
-    Tensor(model.FlatParameters()).copy_(reader.FlatParameters());
+    Shaken<EncoderDecoder> reader(config, 3);
+    Copied<EncoderDecoder> model(reader, device);
     const auto decoding = model.StartDecoding();
     const auto a = decoding->Create(), b = decoding->Create();
     // Source 9 1 2 3, target 12 4 5; source 9 6, target 12 7 1 0, two tokens at once.
@@ -301,8 +297,7 @@ TEST(EncoderDecoder, HeadsAreDescribedByKind) {
   const TaskPointer task = MakeSequenceTask("copy", {"symbols=8"});
   config.vocabulary = task->Vocabulary();
   config.attention.learn_alpha = "sigmoid";
-  EncoderDecoder model(config, 3);
-  Shake(model);
+  Shaken<EncoderDecoder> model(config, 3);
   const LengthHeads heads = ObservePacked(model, *task, 6, never);
   EXPECT_EQ(heads.samples, 256);
   EXPECT_EQ(heads.numbers.size(), 3U * 2U * 4U * 3U);  // kinds, layers, heads, quantities

@@ -1,4 +1,4 @@
-// Kernels of the host with a gradient of their own, as functions of torch's autograd.
+// Kernels of the host, and other code with a gradient of its own, as functions of torch's autograd.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@ namespace tsallis::lab {
 
 using Tensors = std::vector<at::Tensor>;
 
-// One call of such kernels.
+// One call of it.
 class HostPass {
  public:
   virtual ~HostPass() = default;

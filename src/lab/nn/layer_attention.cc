@@ -61,7 +61,7 @@ void SetDistances(const AttentionConfig& head, AttentionTerms& terms) {
 }
 
 LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer, Sight sight,
-                               const std::string& prefix, LeafParameters& parameters,
+                               const std::string& prefix, ParameterList& parameters,
                                RowWorkers& workers, at::ScalarType products)
     : sight_(sight),
       heads_(config.heads),
@@ -71,7 +71,7 @@ LayerAttention::LayerAttention(const DecoderConfig& config, std::int64_t layer, 
       workers_(workers),
       device_(parameters.Device()),
       project_{.workers = &workers,
-               .parameters = &parameters.List(),
+               .parameters = &parameters,
                .products = products,
                .parts = parts_ == 1 ? 1 : 2,
                .heads = heads_,
@@ -119,7 +119,7 @@ void LayerAttention::PlanPatterns() {
 }
 
 void LayerAttention::DeclareProjections(const DecoderConfig& config, std::int64_t layer,
-                                        const std::string& prefix, LeafParameters& parameters) {
+                                        const std::string& prefix, ParameterList& parameters) {
   const auto part = [&](const char* name, std::vector<std::int64_t> shape) {
     shape.push_back(config.width);
     return ParameterList::Part{prefix + name + ".weight", std::move(shape),
@@ -140,9 +140,9 @@ void LayerAttention::DeclareProjections(const DecoderConfig& config, std::int64_
     scalings_.push_back(
         {run, columns_, MakeQueryScale(HeadOf(run.first).length_scaling, run.count, workers_)});
     const QueryScale& scale = *scalings_.back().scale;
-    columns_ += scale.Columns();
-    for (auto& columns : scale.Projection(prefix + run.prefix, config.width)) {
-      parts.push_back(std::move(columns));
+    for (auto& read : scale.Projection(prefix + run.prefix, config.width)) {
+      columns_ += read.shape.front();
+      parts.push_back(std::move(read));
     }
   }
   parameters.Add(std::move(parts), config.width, &projection_);
@@ -154,7 +154,7 @@ void LayerAttention::DeclareProjections(const DecoderConfig& config, std::int64_
   }
 }
 
-void LayerAttention::Declare(const std::string& prefix, LeafParameters& parameters) {
+void LayerAttention::Declare(const std::string& prefix, ParameterList& parameters) {
   std::vector<double> alphas, alpha_spreads, slopes, sinks;
   // Of each head: whether it has the number, and whether it is learned.
   std::vector<std::int64_t> learns_alpha, free_alpha, learns_slope, learns_sink;

@@ -9,14 +9,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "lab/nn/blocks.h"
 #include "lab/nn/decoder_config.h"
 #include "lab/nn/device_attention.h"
-#include "lab/nn/head_numbers.h"
 #include "lab/nn/positions.h"
 #include "lab/nn/query_scale.h"
 #include "lab/nn/sequence_part.h"
@@ -32,18 +30,6 @@ enum class Sight : std::uint8_t {
   kBefore,  // the keys of their own sequence up to themselves
   kAll,     // all keys of their own sequence
   kOther,   // all keys of another sequence
-};
-
-// Queries, keys and values of a layer's heads for one sequence of n tokens, for callers that
-// compute the attention of this layer with other code.
-struct HeadArrays {
-  std::string map;
-  at::Tensor q, k, v;  // [heads, n, head_dim], rotated; q times its length scaling c
-  at::Tensor alpha;    // [heads] float64; undefined for softmax
-  at::Tensor slopes;   // [heads] float32, ALiBi's; undefined where no head has one
-  at::Tensor sinks;    // [heads] float64, -inf for heads without; undefined where no head has one
-  at::Tensor c;        // [heads, n] float32; undefined without length scaling
-  std::optional<double> scale_invariant;  // length scale
 };
 
 // The learned number that gives a head its first alpha (AttentionConfig::learn_alpha).
@@ -68,7 +54,7 @@ class LayerAttention : Fixed {
  public:
   // Names of parameters begin with `prefix`. products: what they are computed in.
   LayerAttention(const DecoderConfig& config, std::int64_t layer, Sight sight,
-                 const std::string& prefix, LeafParameters& parameters, RowWorkers& workers,
+                 const std::string& prefix, ParameterList& parameters, RowWorkers& workers,
                  at::ScalarType products);
 
   const AttentionConfig& HeadOf(std::int64_t head) const {
@@ -142,31 +128,9 @@ class LayerAttention : Fixed {
   at::Tensor Look(const Inputs& inputs, const SequenceRows& rows, Queries queries,
                   Statistics* statistics, const at::Tensor& visible) const;
 
-  // Adds the rows `scored` to the quantities of each head: [heads].
-  //   entropy             of the weights, nats
-  //   normalised entropy  entropy / ln keys, of rows that see at least two keys
-  //   support             weights > 0
-  //   keys                that the row sees
-  //   slope               of ALiBi ("learned slope" if it is), where the head has one
-  //   alpha, sink         where it is learned
-  //   c                   the length scaling, where there is one, and its QueryScale::Terms()
-  void Describe(const SequenceRows& rows, const std::vector<std::int64_t>& scored,
-                const Inputs& inputs, const Statistics& statistics,
-                std::vector<HeadQuantities>& heads) const;
-  // The number of keys that a head's query in a row sees.
-  std::int64_t VisibleKeys(const SequenceRows& rows, const Inputs& inputs, std::int64_t head,
-                           std::int64_t row) const;
-  // The heads' arrays for one sequence. UsageError for heads that HeadArrays cannot describe: of
-  // several kinds, of maps other than softmax and entmax, with patterns.
-  HeadArrays Arrays(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence) const;
-  // The weights of queries [begin, end) of a sequence.
-  SparseRows Weights(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence,
-                     std::int64_t head, std::int64_t begin, std::int64_t end) const;
-  // Those of all queries of a sequence, [queries, keys] float32.
-  at::Tensor Weights(const SequenceRows& rows, const Inputs& inputs, std::int64_t sequence,
-                     std::int64_t head) const;
-
  private:
+  friend struct LayerInput;  // which look at what heads do (layer_view.h)
+  friend struct LayerView;
   class Pass;
 
   // Heads first, first + step, ... of one call.
@@ -200,8 +164,8 @@ class LayerAttention : Fixed {
   void PlanCalls();
   void PlanPatterns();
   void DeclareProjections(const DecoderConfig& config, std::int64_t layer,
-                          const std::string& prefix, LeafParameters& parameters);
-  void Declare(const std::string& prefix, LeafParameters& parameters);
+                          const std::string& prefix, ParameterList& parameters);
+  void Declare(const std::string& prefix, ParameterList& parameters);
   void PrepareRotation(std::int64_t length);
   // c of all heads; a scaling that reads the projection changes it.
   at::Tensor Scales(const SequenceRows& rows, at::Tensor& projected) const;
@@ -260,6 +224,9 @@ class LayerAttention : Fixed {
                   const Inputs& inputs, const at::Tensor& out) const;
 
   // ---- layer_attention_pattern.cc
+  // The number of keys that a head's query in a row sees.
+  std::int64_t VisibleKeys(const SequenceRows& rows, const Inputs& inputs, std::int64_t head,
+                           std::int64_t row) const;
   void PreparePatterns(std::int64_t length);
   // Checks `visible` as Look says and returns it, or an undefined tensor if it hides no key:
   // without a mask every kernel serves.
@@ -271,7 +238,13 @@ class LayerAttention : Fixed {
               const AttentionOutputs& outputs) const;
   void AttendBackward(const CallHeads& call, const AttentionParams& params,
                       const AttentionGradients& gradients) const;
-  const PatternTable* PatternOf(const CallHeads& call) const;  // null without
+  // Rows of a batch that attend by themselves, as one sequence.
+  struct Piece {
+    std::int64_t q_begin, q_len, k_begin, k_len;
+  };
+  static AttentionParams Alone(AttentionParams params, const Piece& piece);
+  static std::vector<Piece> PiecesOf(const AttentionParams& params);  // of packed sequences
+  const PatternTable* PatternOf(const CallHeads& call) const;         // null without
   // The call's pattern, if it has one, for queries at positions from `begin` on and keys from 0 on.
   void SetPattern(const CallHeads& call, std::int64_t begin, AttentionMask& mask) const;
   // The same for sequences of `length` tokens.

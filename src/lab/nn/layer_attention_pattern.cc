@@ -20,11 +20,6 @@ namespace {
 constexpr std::int64_t kBlock = 64;  // of the masks
 std::int64_t Blocks(std::int64_t rows) { return (rows + kBlock - 1) / kBlock; }
 
-// One sequence of a packed batch.
-struct Piece {
-  std::int64_t q_begin, q_len, k_begin, k_len;
-};
-
 template <class Array>
 Array From(Array array, std::int64_t row) {
   if (array.data == nullptr) return array;
@@ -35,26 +30,15 @@ Array From(Array array, std::int64_t row) {
   return array;
 }
 
-AttentionParams Alone(AttentionParams params, const Piece& piece) {
-  params.batch = 1;
-  params.ranges = {};
-  params.q_len = piece.q_len;
-  params.k_len = piece.k_len;
-  params.q = From(params.q, piece.q_begin);
-  params.k = From(params.k, piece.k_begin);
-  params.v = From(params.v, piece.k_begin);
-  params.terms.length_scale = From(params.terms.length_scale, piece.q_begin);
-  return params;
-}
-
 // Numbers of a piece's queries, [heads, q_len], among those of all rows, [heads, rows].
 template <class T>
 class PieceNumbers {
  public:
   // all: may be null.
-  PieceNumbers(T* all, std::int64_t rows, std::int64_t heads, const Piece& piece)
-      : all_(all), rows_(rows), heads_(heads), piece_(piece) {
-    if (all != nullptr) own_.resize(static_cast<std::size_t>(heads * piece.q_len));
+  PieceNumbers(T* all, std::int64_t rows, std::int64_t heads, std::int64_t begin,
+               std::int64_t count)
+      : all_(all), rows_(rows), heads_(heads), begin_(begin), count_(count) {
+    if (all != nullptr) own_.resize(static_cast<std::size_t>(heads * count));
   }
   std::remove_const_t<T>* data() { return all_ == nullptr ? nullptr : own_.data(); }
   void Read() {
@@ -68,15 +52,13 @@ class PieceNumbers {
   template <class Move>
   void Copy(const Move& move) {
     for (std::int64_t h = 0; all_ != nullptr && h < heads_; ++h) {
-      for (std::int64_t r = 0; r < piece_.q_len; ++r) {
-        move(all_[h * rows_ + piece_.q_begin + r],
-             own_[static_cast<std::size_t>(h * piece_.q_len + r)]);
+      for (std::int64_t r = 0; r < count_; ++r) {
+        move(all_[h * rows_ + begin_ + r], own_[static_cast<std::size_t>(h * count_ + r)]);
       }
     }
   }
   T* all_;
-  std::int64_t rows_, heads_;
-  Piece piece_;
+  std::int64_t rows_, heads_, begin_, count_;
   std::vector<std::remove_const_t<T>> own_;
 };
 
@@ -184,9 +166,19 @@ at::Tensor LayerAttention::Checked(const SequenceRows& rows, const Inputs& input
   return visible.all().item<bool>() ? at::Tensor() : visible;
 }
 
-namespace {
+AttentionParams LayerAttention::Alone(AttentionParams params, const Piece& piece) {
+  params.batch = 1;
+  params.ranges = {};
+  params.q_len = piece.q_len;
+  params.k_len = piece.k_len;
+  params.q = From(params.q, piece.q_begin);
+  params.k = From(params.k, piece.k_begin);
+  params.v = From(params.v, piece.k_begin);
+  params.terms.length_scale = From(params.terms.length_scale, piece.q_begin);
+  return params;
+}
 
-std::vector<Piece> PiecesOf(const AttentionParams& params) {
+std::vector<LayerAttention::Piece> LayerAttention::PiecesOf(const AttentionParams& params) {
   std::vector<Piece> pieces;
   for (std::int64_t b = 0; b < params.batch; ++b) {
     const AttentionRanges& ranges = params.ranges;
@@ -195,8 +187,6 @@ std::vector<Piece> PiecesOf(const AttentionParams& params) {
   }
   return pieces;
 }
-
-}  // namespace
 
 void LayerAttention::Attend(const CallHeads& call, const AttentionParams& params,
                             const at::Tensor& visible, const AttentionOutputs& outputs) const {
@@ -215,7 +205,7 @@ void LayerAttention::Attend(const CallHeads& call, const AttentionParams& params
     const std::int64_t begin = sight_ == Sight::kBefore ? piece.k_len - piece.q_len : 0;
     SetMask(call, visible, static_cast<std::int64_t>(b), begin, alone.mask);
     const auto numbers = [&](auto* all) {
-      return PieceNumbers(all, params.q_len, params.heads, piece);
+      return PieceNumbers(all, params.q_len, params.heads, piece.q_begin, piece.q_len);
     };
     auto tau = numbers(outputs.tau);
     auto support = numbers(outputs.support_size);
@@ -251,8 +241,11 @@ void LayerAttention::AttendBackward(const CallHeads& call, const AttentionParams
   for (const Piece& piece : PiecesOf(params)) {
     AttentionParams alone = Alone(params, piece);
     SetPattern(call, piece.k_len - piece.q_len, alone.mask);
-    PieceNumbers tau(gradients.tau, params.q_len, params.heads, piece);
-    PieceNumbers d_length_scale(gradients.d_length_scale, params.q_len, params.heads, piece);
+    const auto numbers = [&](auto* all) {
+      return PieceNumbers(all, params.q_len, params.heads, piece.q_begin, piece.q_len);
+    };
+    auto tau = numbers(gradients.tau);
+    auto d_length_scale = numbers(gradients.d_length_scale);
     tau.Read();
     AttentionGradients own;
     own.d_out = From(gradients.d_out, piece.q_begin);

@@ -1,7 +1,5 @@
 #include "lab/nn/models.h"
 
-#include <ATen/ATen.h>
-
 #include <stdexcept>
 
 #include "lab/nn/decoder.h"
@@ -62,12 +60,6 @@ std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture
                                                  const DecoderConfig& config, std::uint64_t seed,
                                                  const c10::Device& device) {
   return Find(architecture).make(config, seed, device);
-}
-
-std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model) {
-  std::unique_ptr<SequenceModel> copy = MakeSequenceModel(model.Architecture(), model.Config(), 1);
-  at::Tensor(copy->FlatParameters()).copy_(model.FlatParameters());
-  return copy;
 }
 
 }  // namespace tsallis::lab

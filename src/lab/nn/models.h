@@ -26,7 +26,4 @@ std::unique_ptr<SequenceModel> MakeSequenceModel(const std::string& architecture
                                                  const DecoderConfig& config, std::uint64_t seed,
                                                  const c10::Device& device = c10::kCPU);
 
-// Copies the model to the CPU, with its present weights.
-std::unique_ptr<SequenceModel> CopyOnCpu(const SequenceModel& model);
-
 }  // namespace tsallis::lab

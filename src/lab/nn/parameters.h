@@ -1,8 +1,10 @@
-// The learned tensors of a model in one piece of memory, their gradients in another of the same
-// layout, and, where products are made in bfloat16, a rounded copy.
+// The learned tensors of a model, which autograd sees, in one piece of memory, their gradients in
+// another of the same layout, and, where products are made in bfloat16, a rounded copy. Blocks
+// declare theirs, then all are made at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +24,7 @@ float Normal(RandomStream& random, double deviation);
 void MarkChanged(const at::Tensor& tensor);
 
 struct Parameter {
-  at::Tensor value, gradient;  // [rows, columns] float32
+  at::Tensor value, gradient;  // float32; of a product [rows, columns]
   at::Tensor product;          // what products read: value, or its bfloat16 copy
 };
 
@@ -33,24 +35,44 @@ enum class ParameterGroup : std::uint8_t {
   kEmbedding,  // a row for every token
 };
 
+// What a model calls the parameters of its blocks.
+enum class Naming : std::uint8_t {
+  kApart,     // key, value, and the gate of a feed-forward layer have names of their own
+  kTogether,  // "key_value", and "up" whose first half is the gate
+};
+
 class ParameterList {
  public:
+  explicit ParameterList(const c10::Device& device = c10::kCPU, Naming naming = Naming::kApart)
+      : device_(device), naming_(naming) {}
+  const c10::Device& Device() const { return device_; }
+  bool Together() const { return naming_ == Naming::kTogether; }
+
   // One named tensor; `draw` gives its first values, in order.
+  using Draw = std::function<float(RandomStream&)>;
   struct Part {
     std::string name;
     std::vector<std::int64_t> shape;
-    std::function<float(RandomStream&)> draw;
+    Draw draw;
     ParameterGroup group = ParameterGroup::kScalar;
+    std::optional<std::uint64_t> stream{};  // of its random numbers; unset: that of its name
   };
 
-  // Parts that lie behind each other without gaps, seen together as `whole`: [rows, columns]. The
-  // number of each part is a multiple of `columns`. `whole` must live as long.
-  void Add(std::vector<Part> parts, std::int64_t columns, Parameter* whole);
+  // `leaf` becomes a leaf of this shape whose gradient is that of the list; it must live until
+  // Allocate().
+  void Add(const std::string& name, const std::vector<std::int64_t>& shape, Draw draw,
+           at::Tensor* leaf, ParameterGroup group = ParameterGroup::kScalar);
+  // Parts that lie behind each other without gaps, as one leaf: [rows, columns]. The number of each
+  // part is a multiple of `columns`.
+  void Add(std::vector<Part> parts, std::int64_t columns, at::Tensor* leaf);
+  // Those whose names begin with `prefix`, which were added one after the other, lie in this order
+  // of what follows it; before them those that it leaves out, as they were added.
+  void Order(const std::string& prefix, const std::vector<std::string>& names);
 
-  // Makes the memory and the first values, each part's from a stream of its name: what is added or
+  // Makes the memory and the first values, each part's from a stream of its own: what is added or
   // left out leaves the others as they are, wherever the memory is. `half`: products are made in
   // bfloat16.
-  void Allocate(std::uint64_t seed, bool half, const c10::Device& device = c10::kCPU);
+  void Allocate(std::uint64_t seed, bool half = false);
   // Renews the rounded copies if the values have changed since the last time.
   void Refresh();
 
@@ -60,18 +82,20 @@ class ParameterList {
   const std::vector<ParameterGroup>& Groups() const { return kinds_; }  // of each
   const std::vector<at::Tensor>& Gradients() const { return gradients_; }
   std::int64_t Count() const { return count_; }
-  // The `whole` whose value this tensor is, by its place in the memory; none: not of this list.
-  std::optional<Parameter> Find(const at::Tensor& value) const;
-  // The begin, in the flat memory, of the group that holds `whole`.
-  std::int64_t Begin(const Parameter& whole) const;
+  // The parameter whose leaf this tensor is, by its place in the memory; none: not of this list.
+  std::optional<Parameter> Find(const at::Tensor& leaf) const;
 
  private:
-  struct Group {
+  struct Leaf {
     std::vector<Part> parts;
-    std::int64_t columns;
-    Parameter* whole;
+    std::vector<std::int64_t> shape;
+    at::Tensor* tensor;
+    std::int64_t begin = 0;
+    Parameter parameter{};
   };
-  std::vector<Group> groups_;
+  c10::Device device_;
+  Naming naming_;
+  std::vector<Leaf> leaves_;
   at::Tensor flat_, flat_gradients_, flat_products_;
   std::vector<std::pair<std::string, at::Tensor>> named_;
   std::vector<ParameterGroup> kinds_;

@@ -14,7 +14,7 @@ class SsmaxScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  void Declare(const std::string& prefix, LeafParameters& parameters) override {
+  void Declare(const std::string& prefix, ParameterList& parameters) override {
     const auto draw = [](RandomStream& random) { return 1.0F + Normal(random, 0.01); };
     parameters.Add(prefix + "b", {heads_}, draw, &b_);
   }
@@ -33,7 +33,7 @@ class ScalarScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  void Declare(const std::string& prefix, LeafParameters& parameters) override {
+  void Declare(const std::string& prefix, ParameterList& parameters) override {
     const auto uniform = [](RandomStream& random) { return 0.1F + 0.9F * random.Uniform(); };
     const auto normal = [](RandomStream& random) { return Normal(random, 0.1); };
     parameters.Add({{prefix + "b", {heads_}, uniform}, {prefix + "g", {heads_}, normal}}, heads_,
@@ -58,7 +58,6 @@ class AdaptiveQueryScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  std::int64_t Columns() const override { return 2 * heads_; }
   std::vector<ParameterList::Part> Projection(const std::string& prefix,
                                               std::int64_t width) const override {
     const auto draw = [deviation = config_.init](RandomStream& random) {
@@ -67,7 +66,7 @@ class AdaptiveQueryScale : public QueryScale {
     return {{prefix + "beta.weight", {heads_, width}, draw},
             {prefix + "gamma.weight", {heads_, width}, draw}};
   }
-  void Declare(const std::string& prefix, LeafParameters& parameters) override {
+  void Declare(const std::string& prefix, ParameterList& parameters) override {
     DeclareDelta(prefix, parameters);
     if (!config_.bias) return;
     const auto zero = [](RandomStream&) { return 0.0F; };
@@ -106,7 +105,7 @@ class TableScale : public QueryScale {
  public:
   using QueryScale::QueryScale;
 
-  void Declare(const std::string& prefix, LeafParameters& parameters) override {
+  void Declare(const std::string& prefix, ParameterList& parameters) override {
     const auto one = [](RandomStream&) { return 1.0F; };
     parameters.Add(prefix + "table", {config_.positions, heads_}, one, &table_);
   }
@@ -127,7 +126,7 @@ ScaleRows ScaleRows::Of(const Tensor& positions) {
   return {positions, log_n.to(at::kFloat), log_n.log().to(at::kFloat)};
 }
 
-void QueryScale::DeclareDelta(const std::string& prefix, LeafParameters& parameters) {
+void QueryScale::DeclareDelta(const std::string& prefix, ParameterList& parameters) {
   if (!config_.learn_delta) return;
   const auto start = [this](RandomStream&) { return static_cast<float>(config_.delta); };
   parameters.Add(prefix + "delta", {heads_}, start, &delta_);

@@ -40,10 +40,8 @@ class QueryScale {
                                                       std::int64_t /*width*/) const {
     return {};
   }
-  // Columns that Projection() adds.
-  virtual std::int64_t Columns() const { return 0; }
   // Parameters of its own; names begin with `prefix`.
-  virtual void Declare(const std::string& prefix, LeafParameters& parameters) = 0;
+  virtual void Declare(const std::string& prefix, ParameterList& parameters) = 0;
 
   // c, [rows, heads] float32. projected: [rows, columns], what the scaling reads begins at
   // `column`; becomes the one from which others read on.
@@ -58,7 +56,7 @@ class QueryScale {
 
  protected:
   // L5: the additive term as a parameter, if the configuration says so.
-  void DeclareDelta(const std::string& prefix, LeafParameters& parameters);
+  void DeclareDelta(const std::string& prefix, ParameterList& parameters);
   at::Tensor Delta(const at::Tensor& like) const;  // [heads]
   // A scaling's own terms, and delta where it is learned.
   NamedTerms WithDelta(NamedTerms terms) const;

@@ -44,9 +44,9 @@ class OutputGradient {
   }
   void Done(const Tensor& block, std::int64_t begin) const {
     if (!half_) return;
-    TransposeHalves(static_cast<const std::uint16_t*>(block.const_data_ptr()), block.size(0),
-                    columns_, static_cast<std::uint16_t*>(transposed_.data_ptr()) + begin,
-                    transposed_.size(1));
+    RowKernels().transpose_halves(
+        static_cast<const std::uint16_t*>(block.const_data_ptr()), block.size(0), columns_,
+        static_cast<std::uint16_t*>(transposed_.data_ptr()) + begin, transposed_.size(1));
   }
   Tensor Transposed() const { return half_ ? transposed_.narrow(1, 0, rows_) : given_.t(); }
 

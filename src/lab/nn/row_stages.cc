@@ -40,12 +40,14 @@ class NormStage : public Gained {
   NormStage(std::int64_t width, const Parameter* gain) : Gained(Kind::kFromStream, width, gain) {}
 
   void Forward(const Forwards& block) const override {
-    RmsNorm(Data(block.x), Factors(), block.span.count, columns(), CellsOf(block.out), block.kept);
+    RowKernels().rms_norm(Data(block.x), Factors(), block.span.count, columns(), CellsOf(block.out),
+                          block.kept);
   }
   void Backward(const Backwards& block) const override {
     std::vector<float> unused;
-    RmsNormBackward(Data(block.x), block.kept, Factors(), CellsOf(block.d_out), block.span.count,
-                    columns(), Data(block.d_x), Sums(block, unused), CellsOf(block.out));
+    RowKernels().rms_norm_backward(Data(block.x), block.kept, Factors(), CellsOf(block.d_out),
+                                   block.span.count, columns(), Data(block.d_x),
+                                   Sums(block, unused), CellsOf(block.out));
   }
 };
 
@@ -54,13 +56,14 @@ class AddNormStage : public Gained {
   AddNormStage(std::int64_t width, const Parameter* gain) : Gained(Kind::kToStream, width, gain) {}
 
   void Forward(const Forwards& block) const override {
-    AddRmsNorm(Data(block.x), CellsOf(block.value), Factors(), block.span.count, columns(),
-               Data(block.out), block.kept);
+    RowKernels().add_rms_norm(Data(block.x), CellsOf(block.value), Factors(), block.span.count,
+                              columns(), Data(block.out), block.kept);
   }
   void Backward(const Backwards& block) const override {
     std::vector<float> unused;
-    AddRmsNormBackward(CellsOf(block.value), block.kept, Factors(), Data(block.d_out),
-                       block.span.count, columns(), CellsOf(block.d_value), Sums(block, unused));
+    RowKernels().add_rms_norm_backward(CellsOf(block.value), block.kept, Factors(),
+                                       Data(block.d_out), block.span.count, columns(),
+                                       CellsOf(block.d_value), Sums(block, unused));
   }
 };
 
@@ -106,15 +109,16 @@ class HeadsStage : public RowStage {
   void Forward(const Forwards& block) const override {
     const Cells value = CellsOf(block.value);
     if (rows_.norm) {
-      NormHeads(value, columns(), block.span.count, Vectors(), rows_.head_dim, block.kept);
+      RowKernels().norm_heads(value, columns(), block.span.count, Vectors(), rows_.head_dim,
+                              block.kept);
     }
     Turn(value, block.span, 1.0F);
   }
   void Backward(const Backwards& block) const override {
     const Cells d_value = CellsOf(block.d_value);
     if (rows_.norm) {
-      NormHeadsBackward(CellsOf(block.value), columns(), block.kept, block.span.count, Vectors(),
-                        rows_.head_dim, d_value);
+      RowKernels().norm_heads_backward(CellsOf(block.value), columns(), block.kept,
+                                       block.span.count, Vectors(), rows_.head_dim, d_value);
     }
     Turn(d_value, block.span, -1.0F);
   }
@@ -127,9 +131,9 @@ class HeadsStage : public RowStage {
     const std::int64_t together = one ? Vectors() : 1;
     for (std::int64_t v = 0; v < Vectors(); v += together) {
       const std::int64_t table = one ? 0 : v % rows_.heads * rows_.cosine.stride(0);
-      Rotate(value + v * rows_.head_dim, columns(), span.count, together, rows_.head_dim,
-             Data(rows_.cosine) + table, Data(rows_.sine) + table,
-             rows_.position.const_data_ptr<std::int32_t>() + span.begin, turn);
+      RowKernels().rotate(value + v * rows_.head_dim, columns(), span.count, together,
+                          rows_.head_dim, Data(rows_.cosine) + table, Data(rows_.sine) + table,
+                          rows_.position.const_data_ptr<std::int32_t>() + span.begin, turn);
     }
   }
 
@@ -140,9 +144,8 @@ class HeadsStage : public RowStage {
 struct Activation {
   CatalogueEntry entry;
   std::int64_t inputs;
-  void (*forward)(Cells in, std::int64_t rows, std::int64_t width, Cells out);
-  void (*backward)(Cells in, Cells d_out, std::int64_t rows, std::int64_t width, Cells d_in,
-                   Cells out);
+  decltype(RowKernelTable::gated_gelu) RowKernelTable::*forward;
+  decltype(RowKernelTable::gated_gelu_backward) RowKernelTable::*backward;
   Tensor (*operations)(const Tensor& in);
 };
 
@@ -150,24 +153,24 @@ const std::vector<Activation>& AllActivations() {
   static const std::vector<Activation> all = {
       {{"gelu-gated", "gelu(g) u, gelu in its tanh form"},
        2,
-       GatedGelu,
-       GatedGeluBackward,
+       &RowKernelTable::gated_gelu,
+       &RowKernelTable::gated_gelu_backward,
        [](const Tensor& in) {
          const std::vector<Tensor> halves = in.chunk(2, 1);
          return at::gelu(halves[0], "tanh") * halves[1];
        }},
       {{"silu-gated", "silu(g) u"},
        2,
-       GatedSilu,
-       GatedSiluBackward,
+       &RowKernelTable::gated_silu,
+       &RowKernelTable::gated_silu_backward,
        [](const Tensor& in) {
          const std::vector<Tensor> halves = in.chunk(2, 1);
          return at::silu(halves[0]) * halves[1];
        }},
       {{"relu2", "max(u, 0)^2 (So et al. 2021)"},
        1,
-       SquaredRelu,
-       SquaredReluBackward,
+       &RowKernelTable::squared_relu,
+       &RowKernelTable::squared_relu_backward,
        [](const Tensor& in) { return at::relu(in).square(); }}};
   return all;
 }
@@ -185,11 +188,13 @@ class ActivationStage : public RowStage {
       : RowStage(Kind::kValue, hidden), activation_(activation) {}
 
   void Forward(const Forwards& block) const override {
-    activation_.forward(CellsOf(block.value), block.span.count, columns(), CellsOf(block.out));
+    (RowKernels().*activation_.forward)(CellsOf(block.value), block.span.count, columns(),
+                                        CellsOf(block.out));
   }
   void Backward(const Backwards& block) const override {
-    activation_.backward(CellsOf(block.value), CellsOf(block.d_out), block.span.count, columns(),
-                         CellsOf(block.d_value), CellsOf(block.out));
+    (RowKernels().*activation_.backward)(CellsOf(block.value), CellsOf(block.d_out),
+                                         block.span.count, columns(), CellsOf(block.d_value),
+                                         CellsOf(block.out));
   }
 
  private:
@@ -203,8 +208,9 @@ class CrossEntropyStage : public RowStage {
 
   void Forward(const Forwards& block) const override {
     const auto& [label, weight, loss, best] = judgement_;
-    CrossEntropy(Data(block.value), block.span.count, columns(), label + block.span.begin, weight,
-                 loss + block.span.begin, best + block.span.begin);
+    RowKernels().cross_entropy(Data(block.value), block.span.count, columns(),
+                               label + block.span.begin, weight, loss + block.span.begin,
+                               best + block.span.begin);
   }
   void Backward(const Backwards&) const override {}  // done in Forward
 

@@ -48,7 +48,7 @@ at::Tensor Activated(const std::string& name, const at::Tensor& in);
 // hidden: columns that it gives.
 std::unique_ptr<RowStage> MakeActivation(const std::string& name, std::int64_t hidden);
 
-// Cross-entropy of rows of logits, in place (CrossEntropy in decoder_kernels.h). label, loss, best:
+// Cross-entropy of rows of logits, in place (decoder_kernels.h says what it is). label, loss, best:
 // [rows]; the last two are received. With weight > 0 the logits become the gradient of weight times
 // the sum of the losses.
 struct Judgement {

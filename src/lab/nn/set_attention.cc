@@ -97,22 +97,25 @@ struct SetAttention::Workspace {
 SetAttention::SetAttention(std::int64_t width, std::int64_t features, std::int64_t classes,
                            const SetAttentionConfig& config, std::uint64_t seed)
     : width_(width), classes_(classes), work_(std::make_unique<Workspace>()) {
-  struct Slot {
-    std::string name;
-    std::vector<std::int64_t> shape;
-    std::int64_t fan_in;  // 0: starts at zero
-    Tensor* view;
-    Tensor* gradient;
+  // Every parameter draws from the stream of its place in the list.
+  std::uint64_t place = 0;
+  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape, Tensor& leaf,
+                       const ParameterList::Draw& draw) {
+    const std::int64_t columns = shape.back();
+    list_.Add({{.name = name, .shape = std::move(shape), .draw = draw, .stream = place++}}, columns,
+              &leaf);
   };
-  std::vector<Slot> slots;
+  const auto zero = [](RandomStream&) { return 0.0F; };
   const auto weight = [&](const std::string& name, std::int64_t in, std::int64_t out,
                           Layer& layer) {
-    slots.push_back({name + ".weight", {out, in}, in, &layer.weight, &layer.d_weight});
+    const float root = std::sqrt(static_cast<float>(in));
+    add(name + ".weight", {out, in}, layer.weight,
+        [root](RandomStream& random) { return TruncatedNormal(random) / root; });
   };
   const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out,
                           Layer& layer) {
     weight(name, in, out, layer);
-    slots.push_back({name + ".bias", {out}, 0, &layer.bias, &layer.d_bias});
+    add(name + ".bias", {out}, layer.bias, zero);
   };
   linear("item.0", features, width_, item1_);
   linear("item.1", width_, width_, item2_);
@@ -125,46 +128,20 @@ SetAttention::SetAttention(std::int64_t width, std::int64_t features, std::int64
   linear("head.0", width_, width_, head1_);
   linear("head.1", width_, classes, head2_);
   if (config.length_scaling.kind != LengthScaling::Kind::kNone) {
-    slots.push_back(
-        {"attention.length_scale", {1}, 0, &length_scale_.weight, &length_scale_.d_weight});
+    // SSMax starts at N(1, 0.01), the learned scalar at U(0.1, 1), as the ASEntmax reference does.
+    const bool ssmax = config.length_scaling.kind == LengthScaling::Kind::kSSMax;
+    const auto start = [ssmax](RandomStream& random) {
+      return ssmax ? 1.0F + 0.01F * TruncatedNormal(random) : 0.1F + 0.9F * random.Uniform();
+    };
+    list_.Add({{.name = "attention.length_scale", .shape = {1}, .draw = start, .stream = 1U << 20}},
+              1, &length_scale_);
   }
   // The last, because a parameter's random numbers depend on its place: the others keep theirs.
   if (config.output_norm != "none") {
-    slots.push_back(
-        {"attention.out_norm.weight", {width_}, 0, &out_norm_.weight, &out_norm_.d_weight});
-    slots.push_back({"attention.out_norm.bias", {width_}, 0, &out_norm_.bias, &out_norm_.d_bias});
+    add("attention.out_norm.weight", {width_}, out_norm_.weight, zero);
+    add("attention.out_norm.bias", {width_}, out_norm_.bias, zero);
   }
-
-  constexpr std::int64_t kAlign = 16;  // floats in 64 bytes
-  std::int64_t total = 0;
-  std::vector<std::int64_t> offsets;
-  for (const Slot& slot : slots) {
-    offsets.push_back(total);
-    total += (c10::multiply_integers(slot.shape) + kAlign - 1) / kAlign * kAlign;
-  }
-  flat_ = at::zeros({total});
-  flat_gradients_ = at::zeros({total});
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const Slot& slot = slots[i];
-    const std::int64_t count = c10::multiply_integers(slot.shape);
-    RandomStream random(seed, Purpose::kInit, i);
-    float* values = flat_.mutable_data_ptr<float>() + offsets[i];
-    for (std::int64_t k = 0; k < count && slot.fan_in > 0; ++k) {
-      values[k] = TruncatedNormal(random) / std::sqrt(static_cast<float>(slot.fan_in));
-    }
-    *slot.view = flat_.narrow(0, offsets[i], count).view(slot.shape);
-    *slot.gradient = flat_gradients_.narrow(0, offsets[i], count).view(slot.shape);
-    parameters_.emplace_back(slot.name, *slot.view);
-    gradients_.push_back(*slot.gradient);
-  }
-  if (length_scale_.weight.defined()) {
-    // SSMax starts at N(1, 0.01), the learned scalar at U(0.1, 1), as the ASEntmax reference does.
-    RandomStream random(seed, Purpose::kInit, 1U << 20);
-    const float start = config.length_scaling.kind == LengthScaling::Kind::kSSMax
-                            ? 1.0F + 0.01F * TruncatedNormal(random)
-                            : 0.1F + 0.9F * random.Uniform();
-    Data(length_scale_.weight)[0] = start;
-  }
+  list_.Allocate(seed);
   Attend(config);
 }
 
@@ -173,8 +150,7 @@ SetAttention::~SetAttention() = default;
 
 void SetAttention::Attend(const SetAttentionConfig& config) {
   CheckOutputNorm(config.output_norm);
-  if ((config.length_scaling.kind != LengthScaling::Kind::kNone) !=
-      length_scale_.weight.defined()) {
+  if ((config.length_scaling.kind != LengthScaling::Kind::kNone) != length_scale_.defined()) {
     throw UsageError("the weights were trained with another length scaling");
   }
   if ((config.output_norm != "none") != out_norm_.weight.defined()) {
@@ -192,7 +168,7 @@ SetAttention::QueryScale SetAttention::ScaleFor(std::int64_t n) const {
   const LengthScaling& scaling = config_.length_scaling;
   if (scaling.kind == LengthScaling::Kind::kNone) return {1.0 / theta_, 0.0};
   const double log_n = std::log(static_cast<double>(n));
-  const double learned = Read(length_scale_.weight)[0];
+  const double learned = Read(length_scale_)[0];
   if (scaling.kind == LengthScaling::Kind::kSSMax)
     return {learned * log_n / theta_, log_n / theta_};
   const double power = std::pow(log_n, scaling.gamma);
@@ -208,13 +184,13 @@ void SetAttention::RunForward(const SetBatch& batch, bool slopes, const RowStats
   };
   const auto linear = [](const Tensor& x, const Layer& layer, const Tensor& out) {
     Product(x, layer.weight.t(), out);
-    AddBias(Data(out), Read(layer.bias), out.size(0), out.size(1));
+    SetKernels().add_bias(Data(out), Read(layer.bias), out.size(0), out.size(1));
   };
   const auto linear_gelu = [&](const Tensor& x, const Layer& layer, const Tensor& out,
                                Tensor& slope) {
     Product(x, layer.weight.t(), out);
     float* to = slopes ? Data(room(slope, out.size(0))) : nullptr;
-    BiasGelu(Read(out), Read(layer.bias), Data(out), to, out.size(0), out.size(1));
+    SetKernels().bias_gelu(Read(out), Read(layer.bias), Data(out), to, out.size(0), out.size(1));
   };
 
   linear_gelu(batch.query, query1_, room(w.query_a, sets), w.query_slope);
@@ -230,18 +206,18 @@ void SetAttention::RunForward(const SetBatch& batch, bool slopes, const RowStats
   linear_gelu(room(w.a1, sets * n), item2_, room(w.h, sets * n), w.slope2);
   const Tensor scores = Workspace::Room(w.scores, sets, n);
   const Tensor weights = Workspace::Room(w.weights, sets, n);
-  SetScores(Read(w.h), Read(u), Data(scores), sets, n, width_);
+  SetKernels().scores(Read(w.h), Read(u), Data(scores), sets, n, width_);
   RowsForward(kOneThread, map_, Rows(scores), Rows(weights), stats);
-  SetPool(Read(weights), Read(w.h), Data(room(w.pooled, sets)), sets, n, width_);
+  SetKernels().pool(Read(weights), Read(w.h), Data(room(w.pooled, sets)), sets, n, width_);
 
   linear(room(w.pooled, sets), attend_value_, room(w.value, sets));
   linear(room(w.value, sets), attend_out_, room(w.attended, sets));
   Tensor head_in = room(w.attended, sets);
   if (out_norm_.weight.defined()) {
     const Tensor normed = room(w.normed, sets);
-    LayerNorm(Read(head_in), Read(out_norm_.weight), Read(out_norm_.bias), sets, width_,
-              Data(room(w.normal, sets)), Data(Workspace::Room(w.norm_scale, sets, 1)),
-              Data(normed));
+    SetKernels().layer_norm(Read(head_in), Read(out_norm_.weight), Read(out_norm_.bias), sets,
+                            width_, Data(room(w.normal, sets)),
+                            Data(Workspace::Room(w.norm_scale, sets, 1)), Data(normed));
     head_in = normed;
   }
   linear_gelu(head_in, head1_, room(w.head_a, sets), w.head_slope);
@@ -260,21 +236,21 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   // defined.
   const auto back = [](const Tensor& d_out, const Tensor& in, const Layer& layer,
                        const Tensor& d_in) {
-    Product(d_out.t(), in, layer.d_weight);
-    ColumnSums(Read(d_out), Data(layer.d_bias), d_out.size(0), d_out.size(1));
+    Product(d_out.t(), in, layer.weight.grad());
+    SetKernels().column_sums(Read(d_out), Data(layer.bias.grad()), d_out.size(0), d_out.size(1));
     if (d_in.defined()) Product(d_out, layer.weight, d_in);
   };
 
   const Tensor d_head = room(w.d_head, sets);
   back(Workspace::Room(w.d_class, sets, classes_), room(w.head_a, sets), head2_, d_head);
-  Multiply(Data(d_head), Read(w.head_slope), d_head.numel());
+  SetKernels().multiply(Data(d_head), Read(w.head_slope), d_head.numel());
   const Tensor d_attended = room(w.d_attended, sets);
   const bool normed = out_norm_.weight.defined();
   back(d_head, room(normed ? w.normed : w.attended, sets), head1_, d_attended);
   if (normed) {
-    LayerNormBackward(Read(w.normal), Read(w.norm_scale), Read(out_norm_.weight), Read(d_attended),
-                      sets, width_, Data(d_attended), Data(out_norm_.d_weight),
-                      Data(out_norm_.d_bias));
+    SetKernels().layer_norm_backward(Read(w.normal), Read(w.norm_scale), Read(out_norm_.weight),
+                                     Read(d_attended), sets, width_, Data(d_attended),
+                                     Data(out_norm_.weight.grad()), Data(out_norm_.bias.grad()));
   }
   back(d_attended, room(w.value, sets), attend_out_, room(w.d_value, sets));
   back(room(w.d_value, sets), room(w.pooled, sets), attend_value_, room(w.d_pooled, sets));
@@ -283,10 +259,10 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   const Tensor weights = Workspace::Room(w.weights, sets, n);
   const Tensor d_weights = Workspace::Room(w.d_weights, sets, n);
   const Tensor d_scores = Workspace::Room(w.d_scores, sets, n);
-  SetScores(Read(w.h), Read(w.d_pooled), Data(d_weights), sets, n, width_);
+  SetKernels().scores(Read(w.h), Read(w.d_pooled), Data(d_weights), sets, n, width_);
   RowsBackward(kOneThread, map_, Rows(scores), Rows(weights), Rows(d_weights), Rows(d_scores));
   Tensor d_u = room(w.d_u, sets);
-  SetPool(Read(d_scores), Read(w.h), Data(d_u), sets, n, width_);
+  SetKernels().pool(Read(d_scores), Read(w.h), Data(d_u), sets, n, width_);
 
   // Items with a weight or a score gradient; every other item's gradient is exactly zero.
   w.support.resize(static_cast<std::size_t>(sets * n));
@@ -299,8 +275,8 @@ void SetAttention::RunBackward(const SetBatch& batch) {
     kept += static_cast<std::int64_t>(weight[i] != 0.0F || d_score[i] != 0.0F);
   }
   const Tensor dz2 = room(w.dz2, kept);
-  SupportGradient(support, kept, n, width_, Read(weights), Read(d_scores), Read(w.d_pooled),
-                  Read(w.u), Read(w.slope2), Data(dz2));
+  SetKernels().support_gradient(support, kept, n, width_, Read(weights), Read(d_scores),
+                                Read(w.d_pooled), Read(w.u), Read(w.slope2), Data(dz2));
   Tensor a1 = room(w.a1, sets * n);
   Tensor items = batch.items.view({sets * n, features});
   if (kept < sets * n) {
@@ -317,25 +293,25 @@ void SetAttention::RunBackward(const SetBatch& batch) {
   }
   const Tensor dz1 = room(w.dz1, kept);
   back(dz2, a1, item2_, dz1);
-  MultiplyRows(support, kept, width_, Read(w.slope1), Data(dz1));
+  SetKernels().multiply_rows(support, kept, width_, Read(w.slope1), Data(dz1));
   back(dz1, items, item1_, Tensor());
 
   // u = scale * projected K: through the scale, then the folded projections.
   const QueryScale scale = ScaleFor(n);
-  if (length_scale_.weight.defined()) {
+  if (length_scale_.defined()) {
     double sum = 0.0;
     const float* d = Read(d_u);
     const float* folded = Read(w.folded);
     for (std::int64_t i = 0; i < sets * width_; ++i) sum += double{d[i]} * folded[i];
-    Data(length_scale_.d_weight)[0] = static_cast<float>(sum * scale.slope);
+    Data(length_scale_.grad())[0] = static_cast<float>(sum * scale.slope);
   }
   d_u.mul_(scale.value);
-  Product(room(w.projected, sets).t(), d_u, attend_key_.d_weight);
+  Product(room(w.projected, sets).t(), d_u, attend_key_.weight.grad());
   Product(d_u, attend_key_.weight.t(), room(w.d_projected, sets));
   back(room(w.d_projected, sets), room(w.query, sets), attend_query_, room(w.d_query, sets));
   const Tensor d_query_a = room(w.d_query_a, sets);
   back(room(w.d_query, sets), room(w.query_a, sets), query2_, d_query_a);
-  Multiply(Data(d_query_a), Read(w.query_slope), d_query_a.numel());
+  SetKernels().multiply(Data(d_query_a), Read(w.query_slope), d_query_a.numel());
   back(d_query_a, batch.query, query1_, Tensor());
 }
 

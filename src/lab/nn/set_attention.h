@@ -39,6 +39,7 @@
 
 #include "lab/base/catalogue.h"
 #include "lab/nn/maps.h"
+#include "lab/nn/parameters.h"
 #include "lab/tasks/max_retrieval.h"
 #include "tsallis/rows.h"
 
@@ -119,12 +120,14 @@ class SetAttention {
 
   // All parameters, and their gradients, in one piece of memory each, so that the optimiser is one
   // call; a parameter starts at a multiple of 64 bytes, the gaps stay zero.
-  const at::Tensor& FlatParameters() const { return flat_; }
-  const at::Tensor& FlatGradients() const { return flat_gradients_; }
+  const at::Tensor& FlatParameters() const { return list_.Flat(); }
+  const at::Tensor& FlatGradients() const { return list_.FlatGradients(); }
 
   // Named views into FlatParameters, and the same of the gradients.
-  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const { return parameters_; }
-  const std::vector<at::Tensor>& Gradients() const { return gradients_; }
+  const std::vector<std::pair<std::string, at::Tensor>>& Parameters() const {
+    return list_.Named();
+  }
+  const std::vector<at::Tensor>& Gradients() const { return list_.Gradients(); }
 
   // Changes how scores become weights, for evaluating trained weights under another map. UsageError
   // if one of the two length scalings is learned and the other is none, or if the norms differ.
@@ -132,8 +135,7 @@ class SetAttention {
 
  private:
   struct Layer {
-    at::Tensor weight, bias;  // [out, in], [out]
-    at::Tensor d_weight, d_bias;
+    at::Tensor weight, bias;  // [out, in], [1, out]
   };
   struct Workspace;
 
@@ -150,13 +152,11 @@ class SetAttention {
   RowMapParams map_;
   double theta_ = 1.0;
   std::int64_t width_, classes_;
-  at::Tensor flat_, flat_gradients_;
-  std::vector<std::pair<std::string, at::Tensor>> parameters_;
-  std::vector<at::Tensor> gradients_;
+  ParameterList list_;
   Layer item1_, item2_, query1_, query2_, attend_query_, attend_key_, attend_value_, attend_out_,
       head1_, head2_;
-  Layer length_scale_;  // weight [1]; undefined without length scaling
-  Layer out_norm_;      // weight: w of the gain 1 + w, and bias, [width]; undefined without a norm
+  Layer out_norm_;           // weight: w of the gain 1 + w, and bias; undefined without a norm
+  at::Tensor length_scale_;  // [1, 1]; undefined without length scaling
   std::unique_ptr<Workspace> work_;
 };
 

@@ -194,72 +194,31 @@ void MultiplyRowsImpl(const std::int64_t* rows, std::int64_t count, std::int64_t
   for (std::int64_t m = 0; m < count; ++m) MultiplyImpl(x + m * width, y + rows[m] * width, width);
 }
 
+const SetKernelTable* SetKernelsHere() {
+  static constexpr SetKernelTable table = {
+      .bias_gelu = BiasGeluImpl,
+      .add_bias = AddBiasImpl,
+      .column_sums = ColumnSumsImpl,
+      .layer_norm = LayerNormImpl,
+      .layer_norm_backward = LayerNormBackwardImpl,
+      .multiply = MultiplyImpl,
+      .scores = SetScoresImpl,
+      .pool = SetPoolImpl,
+      .support_gradient = SupportGradientImpl,
+      .multiply_rows = MultiplyRowsImpl,
+  };
+  return &table;
+}
+
 }  // namespace tsallis::lab::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tsallis::lab {
 
-HWY_EXPORT(BiasGeluImpl);
-HWY_EXPORT(AddBiasImpl);
-HWY_EXPORT(ColumnSumsImpl);
-HWY_EXPORT(LayerNormImpl);
-HWY_EXPORT(LayerNormBackwardImpl);
-HWY_EXPORT(MultiplyImpl);
-HWY_EXPORT(SetScoresImpl);
-HWY_EXPORT(SetPoolImpl);
-HWY_EXPORT(SupportGradientImpl);
-HWY_EXPORT(MultiplyRowsImpl);
+HWY_EXPORT(SetKernelsHere);
 
-void BiasGelu(const float* z, const float* bias, float* a, float* slope, std::int64_t rows,
-              std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(BiasGeluImpl)(z, bias, a, slope, rows, width);
-}
-
-void AddBias(float* x, const float* bias, std::int64_t rows, std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(AddBiasImpl)(x, bias, rows, width);
-}
-
-void ColumnSums(const float* x, float* sums, std::int64_t rows, std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(ColumnSumsImpl)(x, sums, rows, width);
-}
-
-void LayerNorm(const float* x, const float* w, const float* bias, std::int64_t rows,
-               std::int64_t width, float* normal, float* scale, float* y) {
-  HWY_DYNAMIC_DISPATCH(LayerNormImpl)(x, w, bias, rows, width, normal, scale, y);
-}
-
-void LayerNormBackward(const float* normal, const float* scale, const float* w, const float* dy,
-                       std::int64_t rows, std::int64_t width, float* dx, float* d_w,
-                       float* d_bias) {
-  HWY_DYNAMIC_DISPATCH(LayerNormBackwardImpl)
-  (normal, scale, w, dy, rows, width, dx, d_w, d_bias);
-}
-
-void Multiply(float* x, const float* y, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(MultiplyImpl)(x, y, count);
-}
-
-void SetScores(const float* h, const float* u, float* s, std::int64_t sets, std::int64_t n,
-               std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(SetScoresImpl)(h, u, s, sets, n, width);
-}
-
-void SetPool(const float* p, const float* h, float* z, std::int64_t sets, std::int64_t n,
-             std::int64_t width) {
-  HWY_DYNAMIC_DISPATCH(SetPoolImpl)(p, h, z, sets, n, width);
-}
-
-void SupportGradient(const std::int64_t* rows, std::int64_t count, std::int64_t n,
-                     std::int64_t width, const float* p, const float* ds, const float* dpooled,
-                     const float* u, const float* slope, float* dz) {
-  HWY_DYNAMIC_DISPATCH(SupportGradientImpl)(rows, count, n, width, p, ds, dpooled, u, slope, dz);
-}
-
-void MultiplyRows(const std::int64_t* rows, std::int64_t count, std::int64_t width, const float* y,
-                  float* x) {
-  HWY_DYNAMIC_DISPATCH(MultiplyRowsImpl)(rows, count, width, y, x);
-}
+const SetKernelTable& SetKernels() { return *HWY_DYNAMIC_DISPATCH(SetKernelsHere)(); }
 
 }  // namespace tsallis::lab
 #endif  // HWY_ONCE

@@ -30,10 +30,11 @@ TEST(SetKernels, GeluMatchesItsFormulaAndSlope) {
     z.insert(z.end(), {0.0F, -0.0F, 40.0F, -40.0F, 1e4F, -1e4F});
     std::vector<float> a(z.size());
     std::vector<float> slope(z.size());
-    const std::vector<float> bias(z.size(), 0.25F);
-    BiasGelu(z.data(), bias.data(), a.data(), slope.data(), 1, static_cast<std::int64_t>(z.size()));
+    const std::vector<float> bias = Normal(z.size(), 2);
+    SetKernels().bias_gelu(z.data(), bias.data(), a.data(), slope.data(), 1,
+                           static_cast<std::int64_t>(z.size()));
     for (std::size_t i = 0; i < z.size(); ++i) {
-      const double x = z[i] + 0.25F;
+      const double x = z[i] + bias[i];
       EXPECT_NEAR(a[i], GeluReference(x), 4e-7 * (1.0 + std::abs(x))) << x;
       const double h = 1e-5 * (1.0 + std::abs(x));
       EXPECT_NEAR(slope[i], (GeluReference(x + h) - GeluReference(x - h)) / (2 * h), 2e-6) << x;
@@ -52,8 +53,8 @@ TEST(SetKernels, ScoresAndPoolingMatchPlainLoops) {
         p[0] = 0.0F;
         std::vector<float> s(p.size());
         std::vector<float> z(u.size());
-        SetScores(h.data(), u.data(), s.data(), sets, n, width);
-        SetPool(p.data(), h.data(), z.data(), sets, n, width);
+        SetKernels().scores(h.data(), u.data(), s.data(), sets, n, width);
+        SetKernels().pool(p.data(), h.data(), z.data(), sets, n, width);
         for (std::int64_t b = 0; b < sets; ++b) {
           for (std::int64_t j = 0; j < n; ++j) {
             double sum = 0.0;
@@ -102,10 +103,11 @@ TEST(SetKernels, LayerNormAndItsGradientMatchTheFormulaAndFiniteDifferences) {
       const std::vector<float> w = Normal(width, 6, 0.5F), bias = Normal(width, 7);
       const std::vector<float> dy = Normal(3 * width, 8);
       std::vector<float> normal(3 * width), y(3 * width), scale(3);
-      LayerNorm(x.data(), w.data(), bias.data(), 3, columns, normal.data(), scale.data(), y.data());
+      SetKernels().layer_norm(x.data(), w.data(), bias.data(), 3, columns, normal.data(),
+                              scale.data(), y.data());
       std::vector<float> dx(3 * width), d_w(width, 7.0F), d_bias(width, 7.0F);  // to be replaced
-      LayerNormBackward(normal.data(), scale.data(), w.data(), dy.data(), 3, columns, dx.data(),
-                        d_w.data(), d_bias.data());
+      SetKernels().layer_norm_backward(normal.data(), scale.data(), w.data(), dy.data(), 3, columns,
+                                       dx.data(), d_w.data(), d_bias.data());
 
       const std::vector<double> shift(bias.begin(), bias.end());
       std::vector<double> gain(w.begin(), w.end()), want_w(width), want_bias(width), out;
@@ -143,8 +145,8 @@ TEST(SetKernels, LayerNormAndItsGradientMatchTheFormulaAndFiniteDifferences) {
         EXPECT_NEAR(d_bias[k], want_bias[k], 1e-5) << target << " " << width;
       }
       std::vector<float> in_place = dy;
-      LayerNormBackward(normal.data(), scale.data(), w.data(), in_place.data(), 3, columns,
-                        in_place.data(), d_w.data(), d_bias.data());
+      SetKernels().layer_norm_backward(normal.data(), scale.data(), w.data(), in_place.data(), 3,
+                                       columns, in_place.data(), d_w.data(), d_bias.data());
       EXPECT_EQ(in_place, dx) << target << " " << width;
     }
   });

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -40,7 +39,7 @@ class EmbeddingPass : public StagePass {
         const float* from = table + token[r] * width;
         float* to = Data(x) + r * width;
         if (normed) {
-          RmsNorm(from, Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
+          RowKernels().rms_norm(from, Data(no_gain), 1, width, {to, false}, Data(scale_) + r);
         } else {
           for (std::int64_t k = 0; k < width; ++k) to[k] = from[k] * factor;
         }
@@ -64,8 +63,9 @@ class EmbeddingPass : public StagePass {
         for (std::int64_t r = begin; r < begin + count; ++r) {
           // In place: the gradient of the branch x + norm(weight), without the x.
           float* d_row = Data(d_x) + r * width;
-          AddRmsNormBackward({table + token[r] * width, false}, Data(scale_) + r, Data(no_gain),
-                             d_row, 1, width, {d_row, false}, unused.data());
+          RowKernels().add_rms_norm_backward({table + token[r] * width, false}, Data(scale_) + r,
+                                             Data(no_gain), d_row, 1, width, {d_row, false},
+                                             unused.data());
         }
       });
     }
@@ -117,8 +117,8 @@ class LengthScalePass : public StagePass {
     const Tensor c = at::empty({in_[0].size(0), heads}, at::kFloat);
     ForRows(c.size(0), [&](std::int64_t begin, std::int64_t count) {
       const Cells beta = Columns(in_[0], begin);
-      AdaptiveScaleForward(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin, count,
-                           Data(c) + begin * heads, heads);
+      RowKernels().adaptive_scale(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin,
+                                  count, Data(c) + begin * heads, heads);
     });
     in_[0] = in_[0].detach();
     return {c, in_[0].detach()};
@@ -135,9 +135,10 @@ class LengthScalePass : public StagePass {
     ForRows(rows, [&](std::int64_t begin, std::int64_t count) {
       const Cells beta = Columns(in_[0], begin), d_beta = Columns(d_in, begin);
       float* d_bias = biased ? Data(sums) + begin / kRowBlock * 2 * heads : nullptr;
-      AdaptiveScaleBackward(Settings(), beta, beta + heads, Stride(), Data(in_[4]) + begin, count,
-                            Data(d_c) + begin * heads, heads, d_beta, d_beta + heads, d_bias,
-                            biased ? d_bias + heads : nullptr);
+      RowKernels().adaptive_scale_backward(Settings(), beta, beta + heads, Stride(),
+                                           Data(in_[4]) + begin, count, Data(d_c) + begin * heads,
+                                           heads, d_beta, d_beta + heads, d_bias,
+                                           biased ? d_bias + heads : nullptr);
     });
     columns.add_(given);
     const Tensor d_bias = biased ? sums.sum(0) : Tensor();
@@ -176,37 +177,24 @@ class RowsPass : public StagePass {
   using StagePass::StagePass;
 
   Tensors Forward(const Tensors& in, bool) override {
-    const Tensor x = in[0].contiguous();
-    shape_ = x.sizes().vec();
-    rows_ = in[1].contiguous();
-    const Tensor picked = at::empty({rows_.numel(), x.size(1)}, x.options());
-    Each(x, [&](std::size_t i, std::size_t row, std::size_t bytes) {
-      std::memcpy(At(picked) + i * bytes, At(x) + row * bytes, bytes);
+    shape_ = in[0].sizes().vec();
+    rows_ = in[1];
+    const Tensor picked = at::empty({rows_.numel(), in[0].size(1)}, in[0].options());
+    ForRows(rows_.numel(), [&](std::int64_t begin, std::int64_t count) {
+      Tensor to = picked.narrow(0, begin, count);
+      at::index_select_out(to, in[0], 0, rows_.narrow(0, begin, count));
     });
     return {picked};
   }
   Tensors Backward(Tensors& d_out) override {
-    const Tensor d_picked = d_out[0].contiguous();
-    const Tensor d_x = at::zeros(shape_, d_picked.options());
-    Each(d_x, [&](std::size_t i, std::size_t row, std::size_t bytes) {
-      std::memcpy(At(d_x) + row * bytes, At(d_picked) + i * bytes, bytes);
+    const Tensor d_x = at::zeros(shape_, d_out[0].options());
+    ForRows(rows_.numel(), [&](std::int64_t begin, std::int64_t count) {
+      Tensor(d_x).index_copy_(0, rows_.narrow(0, begin, count), d_out[0].narrow(0, begin, count));
     });
     return {d_x, {}};
   }
 
  private:
-  static char* At(const Tensor& rows) { return static_cast<char*>(rows.data_ptr()); }
-  template <class Move>
-  void Each(const Tensor& x, const Move& move) {
-    const std::size_t bytes = static_cast<std::size_t>(x.size(1)) * x.element_size();
-    const auto* rows = rows_.const_data_ptr<std::int64_t>();
-    ForRows(rows_.numel(), [&](std::int64_t begin, std::int64_t count) {
-      for (std::int64_t i = begin; i < begin + count; ++i) {
-        move(static_cast<std::size_t>(i), static_cast<std::size_t>(rows[i]), bytes);
-      }
-    });
-  }
-
   std::vector<std::int64_t> shape_;
   Tensor rows_;
 };

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "lab/base/device.h"
 #include "lab/base/random.h"
 #include "lab/base/sequential_products.h"
 #include "lab/nn/decoder.h"
@@ -74,6 +75,19 @@ inline void Shake(SequenceModel& model) {
     MarkChanged(value);
   }
 }
+
+template <class Model = Decoder>
+struct Shaken : Model {
+  Shaken(const DecoderConfig& config, std::uint64_t seed) : Model(config, seed) { Shake(*this); }
+};
+
+// With the weights of another model, on a device.
+template <class Model = Decoder>
+struct Copied : Model {
+  Copied(const Model& model, const char* device) : Model(model.Config(), 1, DeviceNamed(device)) {
+    at::Tensor(this->FlatParameters()).copy_(model.FlatParameters());
+  }
+};
 
 struct Variant {
   std::string name;

@@ -35,10 +35,10 @@ TrainingJob JobOf(const Recipe& recipe, const fs::path& folder, std::int64_t ste
   return {&recipe, &recipe.methods[0], 5, steps, folder};
 }
 
-Decoder Trained(const TrainingJob& job, const std::atomic<bool>& stop = never) {
+Copied<> Trained(const TrainingJob& job, const std::atomic<bool>& stop = never) {
   SequenceExperiment experiment(job);
   Train(experiment, job, Silent, stop);
-  return std::move(dynamic_cast<Decoder&>(experiment.Model()));
+  return {dynamic_cast<Decoder&>(experiment.Model()), "cpu"};
 }
 
 TEST(LearningRate, WarmsUpAndFollowsHalfACosine) {
@@ -299,9 +299,9 @@ TEST(SequenceExperiment, DoesNotDependOnThreadsAndAccumulatesToTheSameGradient) 
   const TemporaryFolder folder;
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const Decoder one = Trained(JobOf(recipe, folder.Path() / "one", 5));
+  const Copied<> one = Trained(JobOf(recipe, folder.Path() / "one", 5));
   at::set_num_threads(3);
-  const Decoder three = Trained(JobOf(recipe, folder.Path() / "three", 5));
+  const Copied<> three = Trained(JobOf(recipe, folder.Path() / "three", 5));
   at::set_num_threads(threads);
   EXPECT_TRUE(at::equal(one.FlatParameters(), three.FlatParameters()));
 
@@ -405,7 +405,7 @@ TEST(SequenceExperiment, WritesWhatArrivesAtEachLayerAndLeavesNoTrace) {
   const Recipe recipe = SmallSequences();
   const TemporaryFolder folder;
   const TrainingJob job = JobOf(recipe, folder.Path() / "a", 12);
-  Decoder model = Trained(job);
+  Copied<> model = Trained(job);
   std::vector<std::int64_t> steps;
   RunFolder(job.folder).ForEachMetrics([&](const nlohmann::json& entry) {
     if (!entry.contains("observed")) return;
@@ -437,7 +437,7 @@ TEST(SequenceExperiment, KeepsTheBestOfValidation) {
   const Recipe recipe = SmallSequences();
   const TemporaryFolder folder;
   const TrainingJob job = JobOf(recipe, folder.Path() / "a", 60);
-  Decoder model = Trained(job);
+  Copied<> model = Trained(job);
   const TensorFile best = ReadTensors(RunFolder(job.folder).BestPath());
   // It says which line of metrics it comes from: the one with the highest accuracy, which is
   // reached again.
@@ -531,12 +531,12 @@ TEST(SequenceExperiment, GoesOnInThePrecisionThatItBeganIn) {
     Recipe recipe = SmallSequences();
     recipe.model.decoder.compute = compute;
     const TemporaryFolder folder;
-    const Decoder whole = Trained(JobOf(recipe, folder.Path() / "whole"));
+    const Copied<> whole = Trained(JobOf(recipe, folder.Path() / "whole"));
     const TrainingJob job = JobOf(recipe, folder.Path() / "parts");
     std::atomic<bool> stop{true};
     EXPECT_THROW(Trained(job, stop), Interrupted);
     recipe.model.decoder.compute = "auto";
-    const Decoder parts = Trained(job);
+    const Copied<> parts = Trained(job);
     EXPECT_EQ(parts.Config().compute, compute);
     EXPECT_TRUE(at::equal(parts.FlatParameters(), whole.FlatParameters())) << compute;
   }
