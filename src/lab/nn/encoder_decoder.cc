@@ -94,6 +94,7 @@ EncoderDecoder::Samples EncoderDecoder::Read(const TokenBatch& batch,
   if (part != nullptr) {
     throw InvalidArgument("options.part", "null: this model takes whole sequences", "a part");
   }
+  CheckBatch(batch, config_.vocabulary);
   const Tensor tokens = batch.tokens.contiguous(), labels = batch.labels.contiguous();
   const std::int64_t count = tokens.size(0), n = tokens.size(1);
   std::vector<std::vector<std::int64_t>> sources, targets, target_labels;

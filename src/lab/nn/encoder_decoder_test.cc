@@ -289,6 +289,9 @@ TEST(EncoderDecoder, RefusesWhatItDoesNotHave) {
   batch = Batch();
   batch.tokens[0][1] = 13;
   EXPECT_THROW(model.LossAndGradient(batch), InvalidArgument);
+  batch = Batch();
+  batch.labels.masked_fill_(batch.labels == 10, 13);
+  ExpectContains(ErrorTextOf<InvalidArgument>([&] { model.Evaluate(batch); }), "labels");
 }
 
 // Densities, alphas and divergences of heads against weights computed from scores.
