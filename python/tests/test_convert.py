@@ -388,7 +388,8 @@ def test_a_head_begins_with_the_factor_that_answers_most_as_softmax(tmp_path, mo
     assert again[0, 0] == 0.125  # as the record says
     other = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of | {"seed": 2})
     assert torch.equal(other, first)  # the record is of another seed
-    monkeypatch.setattr("tsallis_convert.start.GRID", (1.0, 0.5))  # ... or of other factors to choose from
+    # ... or of other factors to choose from.
+    monkeypatch.setattr("tsallis_convert.start.GRID", (1.0, 0.5))
     coarse = factors_of(tmp_path / "start.json", tmp_path / "model", tokens, of | {"seed": 2})
     assert set(coarse.flatten().tolist()) <= {1.0, 0.5}
 

@@ -93,7 +93,7 @@ struct PatternConfig {
 struct AttentionConfig : MapConfig {
   // entmax: "no"; "sigmoid": alpha = 1 + sigmoid(a); "free": alpha = 1 + softplus(a). One a head.
   std::string learn_alpha = "no";
-  // The standard deviation of the heads' first a around the one that gives `alpha`; only if learned.
+  // The standard deviation of the first a of the heads around that of `alpha`; only if learned.
   double alpha_spread = 0.0;
   // softmax, entmax: one more key of every query, whose value is 0: "none", "zero" with the score
   // 0, "learned" with one learned score a head, at first 0.
