@@ -178,8 +178,8 @@ struct DecodeOutputs {
 // call and the number of threads change no bit, unless a product of a query and a key is 2^24 or
 // more. Some calls have the bits of AttentionForward on all queries of a sequence together instead:
 // those that ask for none of the last four outputs, and have many queries of a sequence or
-// something that DecodeParams::mode excludes. Many is more than one for every 128 keys, and more
-// than 64, or 8 for softmax, without bytes, or on a processor without AVX2. Throws InvalidArgument.
+// something that DecodeParams::mode excludes. Many is more than one for every 128 keys, or more
+// than 64 (8 for softmax, without bytes, or on a processor without AVX2). Throws InvalidArgument.
 void Decode(const Context& context, const KvCache& cache, const DecodeParams& params,
             const DecodeOutputs& outputs);
 

@@ -332,6 +332,8 @@ def ones(*shape, dtype=torch.float32):
         ),
         ({"top_k": 3}, "^top_k: expected None for entmax, got 3"),
         ({"sigmoid_bias": 1.0}, "^sigmoid_bias: expected None for entmax, got 1"),
+        ({"coefficients": [9.0, 1.0]}, "^coefficients: expected None for entmax, got a list of 2"),
+        ({"threshold": 0.1}, "^threshold: expected None for entmax, got 0.1"),
         ({"map": "sigmoid", "sigmoid_bias": math.inf}, "^sigmoid_bias: expected a finite number"),
         ({"sink": ones(3)}, r"^sink: expected a shape.*\[4\].*\[3\]"),
         ({"sink": ones(4, dtype=torch.int)}, "^sink: expected dtype.*Int"),

@@ -280,6 +280,7 @@ def test_version():
             (["data", "prepare", "x", "--from", ".", "--pairs", pairs], "--pairs: expected two")
             for pairs in ("en", "en,", ",de", "en,en", "en,de,fr", ".en,.de")
         ),
+        (["data", "prepare", "x", "--from", ".", "--extension", "md"], "--extension: expected one"),
         (["data", "prepare", "linux", "--pairs", "en,de"], "--pairs: linux is no parallel text"),
         (["data", "prepare", "german", "--skip-bad"], "--skip-bad: german is parallel text"),
         (["data", "prepare", "x", "--from", ".", "--pairs", "en,de", "--skip-bad"], "--skip-bad:"),
@@ -300,6 +301,14 @@ def test_version():
         (["generate", MODELS / "rope", "--task", "copy"], "expected a task of the model's 256"),
         (["generate", MODELS / "rope", "--prompt", "x", "symbols=3"], "settings need the --task"),
         (["generate", MODELS / "rope", "--prompt", "x", "--top-p", "2"], "--top-p: expected"),
+        (
+            ["generate", MODELS / "rope", "--prompt", "x", "--beams", "2", "--seed", "7"],
+            "without --seed",
+        ),
+        (
+            ["generate", MODELS / "rope", "--prompt", "x", "--temperature", "0", "--top-k", "3"],
+            "--top-k: expected with a --temperature above 0",
+        ),
         (["generate", MODELS / "rope", "--prompt", "x", "--max-new", "0"], "--max-new: expected"),
         (["generate", MODELS / "rope", "--prompt", "x", "--length", "9"], "cannot be given"),
         (["generate", MODELS / "rope", "--prompt-file", "x", "--task", "copy"], "cannot be given"),
@@ -1125,6 +1134,10 @@ def test_study_writes_data_figures_and_pages(tmp_path):
         (["disperson"], 'unknown study "disperson"; did you mean "dispersion"?'),
         (["insertion", "--scale", "large"], "--scale: expected"),
         (["misreading", "--checkpoint", "nowhere"], "nowhere: no such file or folder"),
+        (
+            ["insertion", "--decoder", MODELS / "rope"],
+            "--decoder: only has an effect on sparsefinder",
+        ),
     ],
 )
 def test_mistakes_in_a_study_are_named(arguments, said, tmp_path):

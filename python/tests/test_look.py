@@ -265,6 +265,23 @@ def test_a_model_of_the_lab(tmp_path):
     assert [head["share"] for head in heads] == pytest.approx(shares, rel=1e-2)
 
 
+@pytest.mark.parametrize("how", [["--json"], []])
+def test_a_full_standard_output_is_named(how, tmp_path):
+    (tmp_path / "text.txt").write_text("def look(): pass")
+    command = [sys.executable, "-m", "tsallis_look", str(ROOT / "models" / "asentmax-nape")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, "--text", "text.txt", "--out", "page.html", "--quiet", *how],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith("tsallis look: standard output: No space left on device\n")
+
+
 def test_the_table_has_a_line_for_every_layer_or_head(made):
     done = look(made, "sparse", "--text", "text.txt")
     assert done.returncode == 0, done.stderr

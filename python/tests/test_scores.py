@@ -145,6 +145,12 @@ def test_the_page_is_written_and_what_is_no_input_is_named(tmp_path, capsys):
     assert (tmp_path / "scores.png").stat().st_size > 10_000
     numbers = json.loads((tmp_path / "scores.json").read_text())
     assert set(numbers["trained"]["entropy"]) == set(scores.SCALINGS)
+    # A short sample has its page, too.
+    write(tmp_path, drawn(1, scores.LEAST, 8), drawn(1, scores.LEAST, 8))
+    assert scores.main([str(tmp_path)]) == 0
+    write(tmp_path, drawn(1, scores.LEAST - 1, 8), drawn(1, scores.LEAST - 1, 8))
+    assert scores.main([str(tmp_path)]) == 1
+    assert "expected a sample of at least 8 tokens, got 7" in capsys.readouterr().err
     write(tmp_path, drawn(1, 64, 8), drawn(1, 64, 8), map_name="adaptive-temperature")
     assert scores.main([str(tmp_path)]) == 1
     assert "expected softmax or entmax, got ['adaptive-temperature']" in capsys.readouterr().err

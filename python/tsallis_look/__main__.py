@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import warnings
@@ -167,9 +168,22 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ntsallis look: interrupted; no page was written", file=sys.stderr)
         return INTERRUPTED
+    try:
+        _print(found, options)
+        sys.stdout.flush()
+    except OSError as error:
+        print(f"tsallis look: standard output: {error.strerror}", file=sys.stderr)
+        # What is still buffered cannot be written either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _print(found: dict[str, Any], options: argparse.Namespace) -> None:
+    """The numbers: a JSON document, or a table."""
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
-        return 0
+        return
     from .report import percent, table
 
     print(table(found, options.layer))
@@ -179,7 +193,6 @@ def main(words: list[str] | None = None) -> int:
             f"{percent(found['cut'])}, {percent(found['shown'])} of all weight\n"
             f"{found['page']}, {found['bytes'] / 1e6:.1f} MB"
         )
-    return 0
 
 
 if __name__ == "__main__":

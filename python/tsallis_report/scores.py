@@ -36,6 +36,7 @@ from . import style
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 BLOCKS = (16, 64, 128)
+LEAST = 8  # tokens of a sample
 LAST = 100  # keys before the query, whose weight figure 1 shows
 LENGTH_SCALE = 10.0
 LOG_N = 0.4
@@ -240,6 +241,9 @@ def measure(path: Path) -> dict[str, Any]:
     base: list[Array] = []
     divergences = []
     layers = _layers(path)
+    tokens = layers[0]["q"].shape[1]
+    if tokens < LEAST:
+        raise ScoresError(f"{path}: expected a sample of at least {LEAST} tokens, got {tokens}")
     for number, layer in enumerate(layers):
         q, k = layer["q"], layer["k"]
         n = q.shape[1]
@@ -267,7 +271,7 @@ def measure(path: Path) -> dict[str, Any]:
         divergences.append(float((entropy(everywhere) - entropies).mean()))
     n = base[0].shape[1]
     lengths = [length for length in (10**k for k in range(2, 9)) if length < n // 2]
-    lengths = sorted({*lengths, *(2**k for k in range(5, 40) if 2**k < n // 2)})
+    lengths = sorted({*lengths, *(2**k for k in range(5, 40) if 2**k < n // 2)}) or [n // 2]
     random = np.random.default_rng(1)
 
     def trained(length: int) -> Array:

@@ -74,6 +74,9 @@ class DataCommand : public Command {
   }
 
   int Run(const Invocation& invocation) override {
+    if (!extension_.empty() && extension_[0] != '.') {
+      throw lab::UsageError("--extension: expected one with its dot, as in .md, got " + extension_);
+    }
     lab::PrepareOptions options{
         .name = name_,
         .inputs = {from_.begin(), from_.end()},

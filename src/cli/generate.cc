@@ -67,8 +67,8 @@ class GenerateCommand : public Command {
                        "Only the fewest likeliest tokens whose probabilities sum to P"),
         app.add_option("--min-p", sampler_.min_p, "Only tokens of P times the likeliest's weight"),
         app.add_option("--entmax", sampler_.entmax,
-                       "Draw from entmax of this alpha: its zeros are the cut")};
-    app.add_option("--seed", sampler_.seed, "Seed of the sampling")->capture_default_str();
+                       "Draw from entmax of this alpha: its zeros are the cut"),
+        app.add_option("--seed", sampler_.seed, "Seed of the sampling")->capture_default_str()};
     app.add_option("--beams", beams_, "Beam search with so many beams instead of sampling")
         ->check(IntegerFrom(1, 1 << 10))
         ->capture_default_str();

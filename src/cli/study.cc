@@ -67,12 +67,8 @@ class StudyCommand : public Command {
   int Run(const Invocation& invocation) override {
     if (names_.empty()) return List();
     const std::vector<const lab::Analysis*> analyses = Selected();
-    for (const std::filesystem::path& model :
-         {options_.context.checkpoint, options_.context.decoder}) {
-      if (!model.empty() && !std::filesystem::exists(model)) {
-        throw lab::UsageError(model.string() + ": no such file or folder");
-      }
-    }
+    CheckModel("--checkpoint", &lab::AnalysisContext::checkpoint, analyses);
+    CheckModel("--decoder", &lab::AnalysisContext::decoder, analyses);
     if (!out_.empty()) CheckWritable("--out", out_);
     const bool several = analyses.size() > 1;
     const std::filesystem::path root =
@@ -96,6 +92,25 @@ class StudyCommand : public Command {
   }
 
  private:
+  // A model that is given is there, and one of the studies reads it.
+  void CheckModel(const char* option, std::filesystem::path lab::AnalysisContext::*which,
+                  const std::vector<const lab::Analysis*>& analyses) const {
+    const std::filesystem::path& model = options_.context.*which;
+    if (model.empty()) return;
+    if (!std::filesystem::exists(model)) {
+      throw lab::UsageError(model.string() + ": no such file or folder");
+    }
+    std::vector<std::string> readers;
+    for (const lab::Analysis& analysis : lab::Analyses()) {
+      if (analysis.reads == which) readers.push_back(analysis.name);
+    }
+    for (const lab::Analysis* analysis : analyses) {
+      if (analysis->reads == which) return;
+    }
+    throw lab::UsageError(fmt::format("{}: only has an effect on {}, got {}", option,
+                                      fmt::join(readers, ", "), analyses.front()->name));
+  }
+
   int List() const {
     if (json_) {
       nlohmann::ordered_json list = nlohmann::ordered_json::array();

@@ -132,6 +132,15 @@ void AttentionArguments::CheckMap(const Tensor& q) const {
   if (map != RowMap::kSigmoid && params.sigmoid_bias) {
     throw InvalidArgument("sigmoid_bias", none, Text(*params.sigmoid_bias));
   }
+  const AdaptiveTemperature& adaptive = params.adaptive;
+  const AdaptiveTemperature published;
+  if (map != RowMap::kAdaptiveTemperature && adaptive.coefficients != published.coefficients) {
+    throw InvalidArgument("coefficients", none,
+                          "a list of " + std::to_string(adaptive.coefficients.size()));
+  }
+  if (map != RowMap::kAdaptiveTemperature && adaptive.threshold != published.threshold) {
+    throw InvalidArgument("threshold", none, Text(adaptive.threshold));
+  }
   const std::int64_t heads[1] = {q.size(1)};
   if (sink.defined() && !TakesSink(map)) {
     CheckFloating(sink, "sink");

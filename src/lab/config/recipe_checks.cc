@@ -120,8 +120,11 @@ void CheckRates(const Recipe& recipe, const std::string& scale, TomlProblems& pr
   }
   if (train.validate_every > 0) {
     if (train.best_length == 0) problems.Add("train.validate_every", "needs a best_length");
-  } else if (train.best_floor > 0.0) {
-    problems.Add("train.best_floor", "has no effect without validate_every");
+  } else {
+    for (const char* key : {"best_floor", "best_length", "validate_samples"}) {
+      const std::string path = std::string("train.") + key;
+      if (problems.Given(path)) problems.Add(path, "has no effect without validate_every");
+    }
   }
   if (!train.lr_grid.empty() && train.validate_every == 0) {
     problems.Add("train.lr_grid", "needs validate_every: rates are chosen by validation samples");

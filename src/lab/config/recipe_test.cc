@@ -551,6 +551,8 @@ TEST_F(SequenceRecipeTest, WhatDoesNotFitIsRefused) {
                  "train.best_floor: expected an accuracy in %");
   ExpectContains(ErrorOf("validate_every = 10", "best_floor = 98.0"),
                  "train.best_floor: has no effect without validate_every");
+  ExpectContains(ErrorOf("validate_every = 10", ""),
+                 "train.best_length: has no effect without validate_every");
   ExpectContains(ErrorOf("layers = 3", "layers = 3\nvocabulary = 9"), "the task has 10 tokens");
 }
 

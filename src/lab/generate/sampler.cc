@@ -49,6 +49,18 @@ void CheckSampler(const SamplerOptions& options) {
         options.top_p);
   Check(options.min_p >= 0.0 && options.min_p <= 1.0, "--min-p", "a number from 0 to 1",
         options.min_p);
+  if (options.temperature == 0.0) {
+    const auto refuse = [](bool given, const char* option) {
+      if (!given) return;
+      throw UsageError(fmt::format(
+          "{}: expected with a --temperature above 0; at 0, the default for a task, the likeliest "
+          "token is taken",
+          option));
+    };
+    refuse(options.top_k > 0, "--top-k");
+    refuse(options.top_p < 1.0, "--top-p");
+    refuse(options.min_p > 0.0, "--min-p");
+  }
   if (!options.entmax) return;
   Check(std::isfinite(*options.entmax) && *options.entmax > 1.0, "--entmax", "a number above 1",
         *options.entmax);

@@ -100,6 +100,11 @@ TEST(Sampler, NamesWhatItCannotDo) {
   ExpectContains(message({.min_p = 1.5}), "--min-p: expected a number from 0 to 1, got 1.5");
   ExpectContains(message({.entmax = 1.0}), "--entmax: expected a number above 1, got 1");
   ExpectContains(message({.top_k = 3, .entmax = 1.5}), "--entmax: expected without --top-k");
+  for (const SamplerOptions& cut : {SamplerOptions{.temperature = 0.0, .top_k = 3},
+                                    {.temperature = 0.0, .top_p = 0.5},
+                                    {.temperature = 0.0, .min_p = 0.5}}) {
+    ExpectContains(message(cut), ": expected with a --temperature above 0");
+  }
   ExpectContains(message({.temperature = 0.0, .entmax = 1.5}),
                  "--temperature: expected a number "
                  "above 0 with --entmax");

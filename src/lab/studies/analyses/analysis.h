@@ -45,6 +45,8 @@ struct Analysis {
   std::string source;    // the paper and its figure, as recipes cite them
   double seconds = 1.0;  // that it takes on two cores, about: for the time left
   AnalysisResult (*run)(const AnalysisContext& context) = nullptr;
+  // The trained model that it reads, as the context names it.
+  std::filesystem::path AnalysisContext::*reads = nullptr;
 };
 
 // Each is described in catalogue.cc.

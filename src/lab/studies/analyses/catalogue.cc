@@ -23,8 +23,11 @@ AnalysisReport ReportOf(const Analysis& analysis, const AnalysisOptions& options
   report.source = analysis.source;
   report.scale = options.context.quick ? "quick" : "full";
   report.seed = options.context.seed;
-  report.checkpoint = options.context.checkpoint.string();
-  report.decoder = options.context.decoder.string();
+  const auto model = [&](const fs::path AnalysisContext::*which) {
+    return analysis.reads == which ? (options.context.*which).string() : std::string();
+  };
+  report.checkpoint = model(&AnalysisContext::checkpoint);
+  report.decoder = model(&AnalysisContext::decoder);
   report.commit = GitCommit();
   report.processor = QueryCpu().processor;
   report.command = options.command;
@@ -67,9 +70,10 @@ const std::vector<Analysis>& Analyses() {
        "Entropy of softmax over spread and temperature, and adaptive temperature",
        "softmax-is-not-enough, figure 5", 1, SoftmaxEntropy},
       {"temperature-fit", "Adaptive temperature fitted anew to a trained model",
-       "softmax-is-not-enough, figure 6 and appendix F", 60, TemperatureFit},
+       "softmax-is-not-enough, figure 6 and appendix F", 60, TemperatureFit,
+       &AnalysisContext::checkpoint},
       {"misreading", "The smallest set that a trained model misreads",
-       "softmax-is-not-enough, corollary B.1", 30, Misreading},
+       "softmax-is-not-enough, corollary B.1", 30, Misreading, &AnalysisContext::checkpoint},
       {"dispersion-depth", "What dispersion in one layer does to the next ones",
        "softmax-is-not-enough, appendix C", 20, DispersionDepth},
       {"threshold-steps", "Passes over a row until entmax's threshold is found",
@@ -77,7 +81,7 @@ const std::vector<Analysis>& Analyses() {
       {"sparsity-time", "What zeros buy: time of attention against sparsity",
        "adasplash, time against sparsity", 5, SparsityTime},
       {"sparsefinder", "Keys with weight foretold from four numbers, against fixed patterns",
-       "sparsefinder, recall against sparsity", 190, Sparsefinder},
+       "sparsefinder, recall against sparsity", 190, Sparsefinder, &AnalysisContext::decoder},
   };
   return analyses;
 }
