@@ -91,7 +91,8 @@ void MakeSmall(toml::table& root, bool of_sequences) {
     set("model.width", 16);
   }
   set("train.batch", 1);
-  set("train.validate_samples", 1);
+  // Samples that nothing validates are refused.
+  if (root.at_path("train.validate_every")) set("train.validate_samples", 1);
 }
 
 // Takes one step of the first method, and asks for the samples of an evaluation.
