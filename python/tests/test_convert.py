@@ -1,6 +1,7 @@
 """``tsallis convert``: a softmax model becomes an entmax model, and a page says at which price."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -575,7 +576,9 @@ def test_tables_and_the_figure_of_lengths(tmp_path):
     # Wilson's interval of 5 in 10, as tables have it.
     assert ["softmax", "its own", "50 (24 to 76)"] in cells
     assert ["softmax", "its own", "ruler_vt", "75"] in cells
-    assert ["softmax", "its own", "mean", "50"] in cells
+    # The scores of a task differ, and its variance of 1/8 is that of one sample.
+    half = 100.0 * 1.96 * math.sqrt(1 / 8 / 2) / 2
+    assert ["softmax", "its own", "mean", f"50 ({50 - half:.0f} to {50 + half:.0f})"] in cells
     lengths.draw(results, looks, tmp_path / "lengths")
     pictures = [(tmp_path / f"lengths.{kind}").read_bytes() for kind in ("svg", "png")]
     # The same out of the file that results are kept in.
@@ -584,7 +587,7 @@ def test_tables_and_the_figure_of_lengths(tmp_path):
     lengths.draw(kept, looks, tmp_path / "lengths")
     assert pictures == [(tmp_path / f"lengths.{kind}").read_bytes() for kind in ("svg", "png")]
     assert lengths.tables({"entmax": {}}, looks) == []
-    with pytest.raises(ValueError, match="results: expected losses or keys"):
+    with pytest.raises(ValueError, match="results: expected one of losses, keys, ruler"):
         lengths.draw({"entmax": {}}, looks, tmp_path / "lengths")
 
 

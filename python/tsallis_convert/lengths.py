@@ -8,6 +8,7 @@ measure reads a model with several kinds of them (`methods.rope`). What a measur
 from __future__ import annotations
 
 import io
+import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -409,14 +410,25 @@ def _key_cells(found: Mapping[str, Any]) -> dict[str, str]:
     return {"": "{:.0f} ({:.0f} to {:.0f})".format(*_share(found))}
 
 
+def _ruler_mean(found: Mapping[str, list[float]]) -> tuple[float, float, float]:
+    """The mean of the tasks in %, and the 95 % interval over samples of these tasks."""
+    mean = 100.0 * _mean([_mean(scores) for scores in found.values()])
+    if min(map(len, found.values())) < 2:
+        return mean, 0.0, 100.0  # one sample does not tell how far others lie
+    squares = sum(np.var(scores, ddof=1) / len(scores) for scores in found.values())
+    half = 1.96 * 100.0 * math.sqrt(squares) / len(found)
+    return mean, max(0.0, mean - half), min(100.0, mean + half)
+
+
 def _ruler_cells(found: Mapping[str, list[float]]) -> dict[str, str]:
-    means = {task: _mean(scores) for task, scores in found.items()}
-    means |= {"mean": _mean(list(means.values()))} if len(means) > 1 else {}
-    return {task: f"{100.0 * mean:.0f}" for task, mean in means.items()}
+    cells = {task: f"{100.0 * _mean(scores):.0f}" for task, scores in found.items()}
+    if len(cells) > 1:
+        cells["mean"] = "{:.0f} ({:.0f} to {:.0f})".format(*_ruler_mean(found))
+    return cells
 
 
 # Of every measure: the title of its section, what it is, how many, and its cells by rows.
-_SECTIONS: dict[str, tuple[str, str, Callable[[Any], int], Callable[[Any], dict[str, str]]]] = {
+PARTS: dict[str, tuple[str, str, Callable[[Any], int], Callable[[Any], dict[str, str]]]] = {
     "losses": (
         "Loss by length",
         "Nats a token of the same last tokens of {} held-out documents, behind contexts of "
@@ -434,7 +446,7 @@ _SECTIONS: dict[str, tuple[str, str, Callable[[Any], int], Callable[[Any], dict[
     "ruler": (
         "RULER by length",
         "Scores in % of {} samples of every task, made and scored by lm-eval, without a chat "
-        "template.",
+        "template; the mean has its 95 % interval over samples of these tasks.",
         lambda found: len(next(iter(found.values()))),
         _ruler_cells,
     ),
@@ -450,7 +462,7 @@ def tables(results: Mapping[str, Any], looks: Looks) -> list[str]:
         looks: {method: (label, colour)}.
     """
     lines: list[str] = []
-    for part, (title, text, size, cells) in _SECTIONS.items():
+    for part, (title, text, size, cells) in PARTS.items():
         found = _measured(results, part)
         if not found:
             continue
@@ -470,17 +482,17 @@ def tables(results: Mapping[str, Any], looks: Looks) -> list[str]:
 
 
 def draw(results: Mapping[str, Any], looks: Looks, target: Path) -> None:
-    """Loss and keys found, against length: target.svg and target.png.
+    """Loss, keys found and RULER, against length: target.svg and target.png.
 
     A method has its colour and marker, a kind of positions its line. The axis of the loss ends
     above every method's best kind. Arguments as `tables` takes them.
 
     Raises:
-        LengthsError: there are neither losses nor keys.
+        LengthsError: nothing was measured by length.
     """
-    parts = [part for part in ("losses", "keys") if _measured(results, part)]
+    parts = [part for part in PARTS if _measured(results, part)]
     if not parts:
-        raise LengthsError("results: expected losses or keys of a method, got neither")
+        raise LengthsError(f"results: expected one of {', '.join(PARTS)}, got none")
     with style.styled():
         figure = Figure(figsize=(4.8 * len(parts), 4.2), layout="constrained")
         for part, axes in zip(parts, figure.subplots(1, len(parts), squeeze=False)[0], strict=True):
@@ -506,6 +518,13 @@ def _look(results: Mapping[str, Any], looks: Looks, name: str) -> dict[str, Any]
     return {"color": looks[name][1], "marker": marker}
 
 
+# Of the panels in %: a share and its interval, the label of the axis, the title.
+_SHARES: dict[str, tuple[Callable[[Any], tuple[float, float, float]], str, str]] = {
+    "keys": (_share, "% of keys, and the 95 % interval", "Keys found in text"),
+    "ruler": (_ruler_mean, "mean of tasks in %, and the 95 % interval", "RULER"),
+}
+
+
 def _draw_panel(axes: Axes, results: Mapping[str, Any], looks: Looks, part: str) -> None:
     found = _measured(results, part)
     own = {name: by for name, kind, by in found if kind == "rope"}
@@ -520,7 +539,7 @@ def _draw_panel(axes: Axes, results: Mapping[str, Any], looks: Looks, part: str)
             axes.plot(list(means), list(means.values()), **look)
             best |= {(name, n): min(m, best.get((name, n), m)) for n, m in means.items()}
         else:
-            shares, lows, highs = np.array([_share(value) for value in points.values()]).T
+            shares, lows, highs = np.array([_SHARES[part][0](v) for v in points.values()]).T
             # Rounding may put a share of 0 or 1 a little outside of its interval.
             bars = np.maximum(0.0, [shares - lows, highs - shares])
             axes.errorbar(list(points), shares, bars, elinewidth=0.7, capsize=2, **look)
@@ -534,8 +553,8 @@ def _draw_panel(axes: Axes, results: Mapping[str, Any], looks: Looks, part: str)
         axes.set_title("Loss of the same tokens")
     else:
         axes.set_ylim(-3, 103)
-        axes.set_ylabel("% of keys, and the 95 % interval")
-        axes.set_title("Keys found in text")
+        axes.set_ylabel(_SHARES[part][1])
+        axes.set_title(_SHARES[part][2])
     lengths = sorted({n for _, _, by in found for n in by})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(n) for n in lengths])

@@ -136,7 +136,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines += ["", f"Not measured, for want of time: {', '.join(skipped)}."]
     lines += ["", *lengths.tables(_measured(results), look)]
     if has_lengths(results):
-        lines += ["![Loss and keys found, against length](lengths.svg)", ""]
+        lines += ["![What was measured, against length](lengths.svg)", ""]
     if found := _why(results):
         lines += ["## Why", "", "![Entropy of heads, weight on a key](why-length.svg)", ""]
         lines += why.tables(found, look)
@@ -186,7 +186,7 @@ def _why(results: dict[str, Any]) -> dict[str, Any]:
 
 def has_lengths(results: dict[str, Any]) -> bool:
     """Whether there is a figure over lengths."""
-    return any("losses" in run or "keys" in run for run in _measured(results).values())
+    return any(part in run for run in _measured(results).values() for part in lengths.PARTS)
 
 
 def write(results: dict[str, Any], folder: Path) -> None:
