@@ -11,6 +11,7 @@
 #include "attention/cpu/gather-inl.h"
 #include "attention/cpu/sweep/engines-inl.h"
 #include "attention/cpu/sweep/pack-inl.h"
+#include "attention/cpu/sweep/spans-inl.h"
 #include "attention/threshold_guess.h"
 #include "simplex/entmax-inl.h"
 
@@ -65,6 +66,15 @@ class BlockSweep {
 
   // Lists every candidate of the active rows.
   void Sweep();
+
+  // Entries of all active rows.
+  std::int64_t Listed() const {
+    std::int64_t entries = 0;
+    for (std::int64_t r = 0; r < count_; ++r) {
+      if (s_.rows[r].active) entries += s_.rows[r].count;
+    }
+    return entries;
+  }
 
   // Solves all active rows and calls emit(r, support) for each as it is done: rows[r].tau is the
   // threshold, and the row's list holds its support: list_key ascending, list_z the weights.
@@ -139,8 +149,10 @@ class BlockSweep {
   void Settle(std::int64_t r, float centre);
   void KeepAbove(std::int64_t r, float least);
   void Raise(std::int64_t r);
-  void Rescore(std::int64_t r);
-  bool Prepare(std::int64_t r);
+  void Rescore(std::int64_t r, std::int64_t begin, std::int64_t end);
+  void Rescore(const std::int64_t* rows, std::size_t count);
+  bool Check(std::int64_t r);
+  void Prepare(std::int64_t r);
   void Approach(const std::int64_t* rows, std::size_t count);
   bool SolveRow(std::int64_t r);
 

@@ -19,9 +19,11 @@ float* BlockEdges::Begin(std::size_t n) {
   return ds_.Extend(room, kept) + size_;
 }
 
-void BlockEdges::End(std::int64_t row, const std::uint32_t* keys, const float* p, std::size_t n) {
+void BlockEdges::Add(std::int64_t row, const std::uint32_t* keys, const float* p, const float* ds,
+                     std::size_t n) {
   std::memcpy(keys_.get() + size_, keys, n * sizeof(*keys));
   std::memcpy(p_.get() + size_, p, n * sizeof(*p));
+  std::memmove(ds_.get() + size_, ds, n * sizeof(*ds));
   const auto bucket_of = [&](std::size_t i) {
     return keys[i] / static_cast<std::uint32_t>(kBucketKeys);
   };

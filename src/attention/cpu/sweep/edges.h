@@ -31,11 +31,13 @@ class BlockEdges {
   double d_alpha = 0.0, d_slope = 0.0, d_sink = 0.0;
 
   void Clear();
-  // Begins a row of n edges: room for its ds and a vector more, valid until the next call.
+  // Room for n edges and a vector more: for the ds of some rows, in their order and with any room
+  // between them. Valid until it is called again.
   float* Begin(std::size_t n);
-  // Ends it. The fewer buckets its keys go back and forth between, the better; lists of a sweep
-  // ascend.
-  void End(std::int64_t row, const std::uint32_t* keys, const float* p, std::size_t n);
+  // Adds a row. ds: out of that room, where the places before it are free from then on. The fewer
+  // buckets its keys go back and forth between, the better; lists of a sweep ascend.
+  void Add(std::int64_t row, const std::uint32_t* keys, const float* p, const float* ds,
+           std::size_t n);
   // Sorts the runs by bucket; rows keep their order.
   void Sort(std::int64_t keys);
 

@@ -30,7 +30,8 @@ std::size_t SweepScratch::Bytes(ScoreEngine engine, std::int64_t head_dim, std::
   const std::int64_t dim = PackedDim(engine, head_dim), stride = ListStride(capacity);
   const std::int64_t floats = 4 * static_cast<std::int64_t>(kUnitScores) + 4 * kPairRows +
                               kBlockRows * (2 * dim + 17 + 2 * stride) + stride +
-                              MomentFloats(dim) + 2 * (std::max(head_dim, value_dim) + 64);
+                              MomentFloats(dim) + 2 * (std::max(head_dim, value_dim) + 64) +
+                              2 * kBlockRows * std::max(head_dim, value_dim);
   return static_cast<std::size_t>(floats) * sizeof(float) +
          static_cast<std::size_t>(kBlockRows) * sizeof(Row) + 16 * 128;
 }
@@ -52,6 +53,7 @@ SweepScratch::SweepScratch(ScoreEngine engine, std::int64_t head_dim, std::int64
   weights = Aligned<float>(list_stride);
   moments = Aligned<float>(MomentFloats(dim));
   row_buffer = Aligned<float>(2 * (std::max(head_dim, value_dim) + 64));
+  pairs = Aligned<float>(2 * kBlockRows * std::max(head_dim, value_dim));
   rows.resize(static_cast<std::size_t>(kBlockRows));
 }
 

@@ -101,10 +101,8 @@ void BlockSweep<Engine, kEngine>::SeedRows(const std::int64_t* rows, std::size_t
   if (approximate_) {
     // The threshold of a part of a row is below its own: here of those that upper bounds would
     // keep.
-    for (std::size_t i = 0; i < count; ++i) {
-      KeepAbove(rows[i], threshold(s_.rows[rows[i]]));
-      Rescore(rows[i]);
-    }
+    for (std::size_t i = 0; i < count; ++i) KeepAbove(rows[i], threshold(s_.rows[rows[i]]));
+    Rescore(rows, count);
     solve();
   }
   for (std::size_t i = 0; i < count; ++i) {

@@ -56,18 +56,33 @@ void BlockSweep<Engine, kEngine>::Raise(std::int64_t r) {
   }
 }
 
-// Replaces screened scores by float32 products of the inputs.
+// Replaces screened scores by float32 products of the inputs: entries [begin, end) of a list.
 template <class Engine, ScoreEngine kEngine>
-void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r) {
-  SweepScratch::Row& row = s_.rows[r];
-  float* z = s_.list_z.get() + r * s_.list_stride;
-  const std::uint32_t* key = s_.list_key.get() + r * s_.list_stride;
-  const float* q = s_.query_rows.get() + r * dim_;
-  const std::int64_t d = params_.head_dim;
+void BlockSweep<Engine, kEngine>::Rescore(std::int64_t r, std::int64_t begin, std::int64_t end) {
+  const std::int64_t at = r * s_.list_stride + begin;
   const HeadRows keys = KeyRows(params_, *head_.sequence, KvHead(params_, head_.h), keys_.first);
-  GatherDot(keys, key, static_cast<std::size_t>(row.count), q, d, z);
-  row.settled = 0;
-  Settle(r, 0.0f);
+  GatherDot(keys, s_.list_key.get() + at, static_cast<std::size_t>(end - begin),
+            s_.query_rows.get() + r * dim_, params_.head_dim, s_.list_z.get() + at);
+}
+
+// The same for whole lists of some rows.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Rescore(const std::int64_t* rows, std::size_t count) {
+  KeySpans spans;
+  std::int64_t entries = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    entries += s_.rows[rows[i]].count;
+    spans.Add(rows[i], s_.list_key.get() + rows[i] * s_.list_stride,
+              static_cast<std::size_t>(s_.rows[rows[i]].count));
+  }
+  const std::int64_t bytes = params_.head_dim * static_cast<std::int64_t>(SizeOf(params_.k.dtype));
+  spans.ForEach(ShareKeys(entries, keys_.count), keys_.count, bytes,
+                [&](std::int64_t r, std::int64_t begin, std::int64_t end)
+                    HWY_ATTR { Rescore(r, begin, end); });
+  for (std::size_t i = 0; i < count; ++i) {
+    s_.rows[rows[i]].settled = 0;
+    Settle(rows[i], 0.0f);
+  }
 }
 
 // Puts the sink's entry behind those of a settled list's keys.
@@ -91,10 +106,9 @@ void BlockSweep<Engine, kEngine>::MeasureList(std::int64_t r) {
   hn::StoreU(hn::Set(d, -kInfinityF), d, z + row.count);
 }
 
-// Makes a row's list ready to be solved: z, padded to whole vectors, with its maximum. False: the
-// row must be swept again, or is dense.
+// Whether a row's list may hold its support. False: the row must be swept again, or is dense.
 template <class Engine, ScoreEngine kEngine>
-bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
+bool BlockSweep<Engine, kEngine>::Check(std::int64_t r) {
   SweepScratch::Row& row = s_.rows[r];
   row.guess = row.guessed ? row.bound : -kInfinityF;
   if (approximate_ && row.count > 32) {
@@ -102,23 +116,25 @@ bool BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
     Raise(r);
     if (row.dense) return false;
   }
-  if (row.count == 0 && (row.guessed || sink_ == -kInfinityF)) {  // the guess lay above all entries
-    row.guessed = false;
-    row.raise_at = kFirstRaise;
-    SetBound(r, LeastBound(row));
-    return false;
-  }
-  if (approximate_) {
-    Rescore(r);
-  } else {
-    Settle(r);
-  }
+  if (row.count > 0 || (!row.guessed && sink_ != -kInfinityF)) return true;
+  // The guess lay above all entries.
+  row.guessed = false;
+  row.raise_at = kFirstRaise;
+  SetBound(r, LeastBound(row));
+  return false;
+}
+
+// Makes a row's list of exact scores ready to be solved: z, padded to whole vectors, with its
+// maximum.
+template <class Engine, ScoreEngine kEngine>
+void BlockSweep<Engine, kEngine>::Prepare(std::int64_t r) {
+  SweepScratch::Row& row = s_.rows[r];
+  if (!approximate_) Settle(r);
   AddSink(r);
   MeasureList(r);
   // Every bound that was set is below the threshold, or was guessed to be: a better start than -1.
   const float start = row.bound - row.maximum;
   row.tau = start > -1.0f && start < -1e-3f ? start : -1.0;
-  return true;
 }
 
 // Brings tau, relative to the maximum, close to the root for a few rows together: one row's step
@@ -189,31 +205,34 @@ template <class Emit>
 void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
   for (bool again = true; again;) {
     again = false;
-    std::int64_t waiting[kSolveRows];
-    std::size_t count = 0;
     const auto sweep_again = [&](std::int64_t r) {
       s_.rows[r].Clear();
       again = true;
     };
+    std::int64_t rows[kBlockRows] = {};
+    std::size_t count = 0;
     for (std::int64_t r = 0; r < count_; ++r) {
-      if (s_.rows[r].active) {
-        if (Prepare(r)) {
-          waiting[count++] = r;
-        } else if (!s_.rows[r].dense) {
-          sweep_again(r);
-        }
+      if (!s_.rows[r].active) continue;
+      if (Check(r)) {
+        rows[count++] = r;
+      } else if (!s_.rows[r].dense) {
+        sweep_again(r);
       }
-      if (count < (r + 1 < count_ ? kSolveRows : std::size_t{1})) continue;
-      Approach(waiting, count);
-      for (std::size_t i = 0; i < count; ++i) {
-        if (SolveRow(waiting[i])) {
-          emit(waiting[i], KeepSupport(waiting[i]));
-          Retire(waiting[i]);
+    }
+    if (approximate_) Rescore(rows, count);
+    for (std::size_t i = 0; i < count; i += kSolveRows) {
+      const std::int64_t* few = rows + i;
+      const std::size_t here = HWY_MIN(kSolveRows, count - i);
+      for (std::size_t k = 0; k < here; ++k) Prepare(few[k]);
+      Approach(few, here);
+      for (std::size_t k = 0; k < here; ++k) {
+        if (SolveRow(few[k])) {
+          emit(few[k], KeepSupport(few[k]));
+          Retire(few[k]);
         } else {
-          sweep_again(waiting[i]);
+          sweep_again(few[k]);
         }
       }
-      count = 0;
     }
     if (again) SweepAgain();
   }
@@ -222,15 +241,17 @@ void BlockSweep<Engine, kEngine>::Solve(const Emit& emit) {
 template <class Engine, ScoreEngine kEngine>
 template <class Emit>
 void BlockSweep<Engine, kEngine>::Recall(const Emit& emit) {
+  std::int64_t rows[kBlockRows] = {};
+  std::size_t count = 0;
   for (std::int64_t r = 0; r < count_; ++r) {
-    SweepScratch::Row& row = s_.rows[r];
-    if (!row.active) continue;
-    if (approximate_) {
-      Rescore(r);
-    } else {
-      Settle(r);
-    }
+    if (s_.rows[r].active) rows[count++] = r;
+  }
+  if (approximate_) Rescore(rows, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t r = rows[i];
+    if (!approximate_) Settle(r);
     AddSink(r);
+    SweepScratch::Row& row = s_.rows[r];
     row.maximum =
         RowMaximum(s_.list_z.get() + r * s_.list_stride, static_cast<std::size_t>(row.count));
     emit(r, KeepSupport(r));

@@ -71,48 +71,78 @@ void ForwardBlock(const HeadContext& head, const HeadGuess& guess, std::int64_t 
     sweep.Seed(/*first=*/false, 1);
   }
   sweep.Sweep();
-  // A row's values are fetched while the next row is solved: gathered one after the other they cost
-  // 54 cycles an entry at n = 16 384, most of it waiting for the third-level cache.
-  struct Waiting {
-    std::int64_t r = -1;
-    std::size_t support = 0;
-  } waiting;
-  const auto finish = [&]() HWY_ATTR {
-    if (waiting.r < 0) return;
-    const std::int64_t at = waiting.r * scratch.list_stride;
-    const float* p = scratch.list_z.get() + at;
-    const std::uint32_t* key = scratch.list_key.get() + at;
-    GatherSum(values, key, p, waiting.support, e, sum);
+  const auto weights_of = [&](std::int64_t r) {
+    return scratch.list_z.get() + r * scratch.list_stride;
+  };
+  const auto keys_of = [&](std::int64_t r) {
+    return scratch.list_key.get() + r * scratch.list_stride;
+  };
+  // With the row's values in `sum`.
+  const auto finish = [&](std::int64_t r, std::size_t support) HWY_ATTR {
+    const float* p = weights_of(r);
+    const std::uint32_t* key = keys_of(r);
     RowResult result;
-    result.tau = scratch.rows[waiting.r].tau;
-    if (outputs.entropy != nullptr) result.entropy = EntropyOf(p, waiting.support);
+    result.tau = scratch.rows[r].tau;
+    if (outputs.entropy != nullptr) result.entropy = EntropyOf(p, support);
     float maximum = -kInfinityF;
     if (outputs.maximum != nullptr) {
       // Scores too close together for different weights may still differ.
-      const float most = *std::max_element(p, p + waiting.support);
-      for (std::size_t i = 0; i < waiting.support; ++i) {
-        if (p[i] == most) maximum = std::max(maximum, sweep.ScoreOf(waiting.r, key[i]));
+      const float most = *std::max_element(p, p + support);
+      for (std::size_t i = 0; i < support; ++i) {
+        if (p[i] == most) maximum = std::max(maximum, sweep.ScoreOf(r, key[i]));
       }
     }
-    store(waiting.r, result, maximum, waiting.support);
-    saved.Save(index0 + waiting.r, key, p, waiting.support);
+    store(r, result, maximum, support);
+    saved.Save(index0 + r, key, p, support);
+  };
+  // Rows that share their keys gather values together, at the end. Otherwise a row's values are
+  // fetched while the next row is solved: gathered one after the other they cost 54 cycles an entry
+  // at n = 16 384, most of it waiting for the third-level cache.
+  const bool together = ShareKeys(sweep.Listed(), head.keys->count);
+  struct Solved {
+    std::int64_t r;
+    std::size_t support;
+  };
+  Solved solved[kBlockRows];
+  std::size_t waiting = 0;  // solved, and not yet gathered
+  const auto gather = [&]() HWY_ATTR {
+    KeySpans spans;
+    for (std::size_t i = 0; i < waiting; ++i) {
+      spans.Add(solved[i].r, keys_of(solved[i].r), solved[i].support);
+    }
+    const auto pairs_of = [&](std::int64_t r) { return scratch.pairs.get() + r * 2 * e; };
+    spans.ForEach(together, head.keys->count, e * static_cast<std::int64_t>(SizeOf(values.dtype)),
+                  [&](std::int64_t r, std::int64_t begin, std::int64_t end) HWY_ATTR {
+                    GatherPairs(values, keys_of(r) + begin, weights_of(r) + begin,
+                                static_cast<std::size_t>(end - begin), e, begin == 0, pairs_of(r));
+                  });
+    for (std::size_t i = 0; i < waiting; ++i) {
+      const auto& [r, support] = solved[i];
+      if (support == 0) {
+        std::fill_n(sum, e, 0.0f);
+      } else {
+        SumPairs(pairs_of(r), e, sum);
+      }
+      finish(r, support);
+    }
+    waiting = 0;
   };
   sweep.Solve([&](std::int64_t r, std::size_t support) HWY_ATTR {
     if (receiver != nullptr) {
-      const std::int64_t at = r * scratch.list_stride;
-      receiver->Put(index0 + r, head.keys->first, scratch.list_key.get() + at,
-                    scratch.list_z.get() + at, support);
+      receiver->Put(index0 + r, head.keys->first, keys_of(r), weights_of(r), support);
       return;
     }
     if (support == 0 && outputs.maximum != nullptr) {  // a sink's: the largest score was not listed
       scratch.rows[r].dense = true;
       return;
     }
-    PrefetchRows(values, scratch.list_key.get() + r * scratch.list_stride, support, e);
-    finish();
-    waiting = {r, support};
+    if (!together) {
+      PrefetchRows(values, keys_of(r), support, e);
+      gather();
+    }
+    solved[waiting++] = {r, support};
   });
-  finish();
+  gather();
   for (std::int64_t r = 0; r < count; ++r) {
     if (scratch.rows[r].dense) saved.Forget(index0 + r);
   }
@@ -163,19 +193,37 @@ HeadGuess Pilot(const HeadContext& head, SweepScratch& scratch) {
   return guess;
 }
 
-// The support's lists of a block: saved, or found again. Calls emit(r, keys, weights, n) for every
-// row of a sequence; false: some row is dense, and nothing more is emitted.
-template <class Engine, ScoreEngine kEngine, class Emit>
-bool ForEachSupport(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
-                    const double* tau, const SavedLists& saved, SweepScratch& scratch,
-                    const Emit& emit) {
+// The support of a row of a block. keys, weights: [n], keys ascending.
+struct Support {
+  std::int64_t row = 0;
+  const std::uint32_t* keys = nullptr;
+  const float* weights = nullptr;
+  std::size_t n = 0;
+};
+
+struct Supports {
+  Support rows[kBlockRows];
+  std::size_t count = 0, entries = 0;
+
+  void Add(std::int64_t row, const std::uint32_t* keys, const float* weights, std::size_t n) {
+    if (n == 0) return;
+    rows[count++] = {row, keys, weights, n};
+    entries += n;
+  }
+};
+
+// The supports of a block: saved, or found again. False: some row is dense.
+template <class Engine, ScoreEngine kEngine>
+bool FindSupports(const HeadContext& head, std::int64_t q_begin, std::int64_t count,
+                  const double* tau, const SavedLists& saved, SweepScratch& scratch,
+                  Supports* supports) {
   bool all_saved = true;
   for (std::int64_t r = 0; r < count; ++r) {
     all_saved = all_saved && saved.Count(r) != SavedLists::kNotSaved;
   }
   if (all_saved) {
     for (std::int64_t r = 0; r < count; ++r) {
-      emit(r, saved.Keys(r), saved.Weights(r), static_cast<std::size_t>(saved.Count(r)));
+      supports->Add(r, saved.Keys(r), saved.Weights(r), static_cast<std::size_t>(saved.Count(r)));
     }
     return true;
   }
@@ -196,7 +244,7 @@ bool ForEachSupport(const HeadContext& head, std::int64_t q_begin, std::int64_t 
   }
   sweep.Recall([&](std::int64_t r, std::size_t support) HWY_ATTR {
     const std::int64_t at = r * scratch.list_stride;
-    emit(r, scratch.list_key.get() + at, scratch.list_z.get() + at, support);
+    supports->Add(r, scratch.list_key.get() + at, scratch.list_z.get() + at, support);
   });
   return true;
 }
@@ -216,7 +264,8 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
   float* d_out = scratch.row_buffer.get();
   float* dq = d_out + e + 64;
   edges->Clear();
-  if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
+  const bool queries = gradients.dq.data != nullptr || gradients.d_length_scale != nullptr;
+  if (queries) {
     std::fill_n(dq, d, 0.0f);
     for (std::int64_t r = 0; r < count; ++r) {  // rows without support
       if (gradients.dq.data != nullptr) {
@@ -225,83 +274,132 @@ bool BackwardBlock(const HeadContext& head, std::int64_t q_begin, std::int64_t c
       if (gradients.d_length_scale != nullptr) gradients.d_length_scale[index0 + r] = 0.0;
     }
   }
-  return ForEachSupport<Engine, kEngine>(
-      head, q_begin, count, gradients.tau + index0, saved.From(index0), scratch,
-      [&](std::int64_t r, const std::uint32_t* key, const float* p, std::size_t n) HWY_ATTR {
-        if (n == 0) return;
-        const std::int64_t q_row = q_begin + r;
-        PrefetchRows(keys, key, n, d);
-        LoadFloats(HeadRows::Of(gradients.d_out, b, h), q_row, e, d_out);
-        float* dp = edges->Begin(n);
-        GatherDot(values, key, n, d_out, e, dp);
-        float* ds = dp;
-        double d_alpha = 0.0;
-        const double eps = head.alpha - 1.0;
-        const float* weights = p;
-        std::size_t entries = n;
-        if (const float sink = head.sink(); sink > -kInfinityF) {
-          // One more entry, with the value 0.
-          const double above = static_cast<double>(sink) - gradients.tau[index0 + r];
-          float* all = scratch.weights.get();
-          std::copy_n(p, n, all);
-          all[n] = static_cast<float>(above > 0.0 ? std::pow(above, 1.0 / eps) : 0.0);
-          dp[entries++] = 0.0f;
-          weights = all;
+  Supports supports;
+  if (!FindSupports<Engine, kEngine>(head, q_begin, count, gradients.tau + index0,
+                                     saved.From(index0), scratch, &supports)) {
+    return false;
+  }
+
+  // From dp to ds, in place, with room for a sink's entry.
+  const auto differentiate = [&](const Support& support, float* dp) HWY_ATTR {
+    const auto& [r, key, p, n] = support;
+    const std::int64_t q_row = q_begin + r;
+    float* ds = dp;
+    double d_alpha = 0.0;
+    const double eps = head.alpha - 1.0;
+    const float* weights = p;
+    std::size_t entries = n;
+    if (const float sink = head.sink(); sink > -kInfinityF) {
+      // One more entry, with the value 0.
+      const double above = static_cast<double>(sink) - gradients.tau[index0 + r];
+      float* all = scratch.weights.get();
+      std::copy_n(p, n, all);
+      all[n] = static_cast<float>(above > 0.0 ? std::pow(above, 1.0 / eps) : 0.0);
+      dp[entries++] = 0.0f;
+      weights = all;
+    }
+    WithWeight(eps, [&](const auto& weight) HWY_ATTR {
+      BackwardRow(weight, weights, dp, entries, 1.0f, ds, eps,
+                  gradients.d_alpha != nullptr ? &d_alpha : nullptr);
+    });
+    edges->d_alpha += d_alpha;
+    if (entries > n) edges->d_sink += static_cast<double>(ds[n]);
+    const std::int64_t position = q_row + sequence.shift - head.keys->first;
+    const auto distance = [position, keys = key](std::size_t i) {
+      return position - static_cast<std::int64_t>(keys[i]);
+    };
+    if (gradients.d_slopes != nullptr) {
+      double sum = 0.0;
+      for (std::size_t i = 0; i < n; ++i) {
+        sum += static_cast<double>(ds[i]) * static_cast<double>(std::abs(distance(i)));
+      }
+      edges->d_slope -= sum;
+    }
+    const double factor = RowFactor(params, sequence, h, q_row);
+    const HeadTerms& terms = head.score_terms;
+    if (terms.needs_products()) {
+      // The products again. dq's memory is free until the sum.
+      constexpr std::size_t kProducts = 64;
+      float products[kProducts];
+      LoadFloats(HeadRows::Of(params.q, b, h), q_row, d, dq);
+      for (std::size_t from = 0; from < n; from += kProducts) {
+        const std::size_t here = std::min(kProducts, n - from);
+        GatherDot(keys, key + from, here, dq, d, products);
+        for (std::size_t i = from; i < from + here; ++i) {
+          const double x = factor * static_cast<double>(products[i - from]);
+          ds[i] *= static_cast<float>(factor * terms.Derivative(x, distance(i)));
         }
-        WithWeight(eps, [&](const auto& weight) HWY_ATTR {
-          BackwardRow(weight, weights, dp, entries, 1.0f, ds, eps,
-                      gradients.d_alpha != nullptr ? &d_alpha : nullptr);
-        });
-        edges->d_alpha += d_alpha;
-        if (entries > n) edges->d_sink += static_cast<double>(ds[n]);
-        const std::int64_t position = q_row + sequence.shift - head.keys->first;
-        if (gradients.d_slopes != nullptr) {
-          double sum = 0.0;
-          for (std::size_t i = 0; i < n; ++i) {
-            sum += static_cast<double>(ds[i]) *
-                   static_cast<double>(std::abs(position - static_cast<std::int64_t>(key[i])));
-          }
-          edges->d_slope -= sum;
-        }
-        const double factor = RowFactor(params, sequence, h, q_row);
-        const HeadTerms& terms = head.score_terms;
-        const auto distance = [&](std::size_t i) {
-          return position - static_cast<std::int64_t>(key[i]);
-        };
-        if (terms.needs_products()) {
-          // The products again. dq's memory is free until the sum.
-          constexpr std::size_t kProducts = 64;
-          float products[kProducts];
-          LoadFloats(HeadRows::Of(params.q, b, h), q_row, d, dq);
-          for (std::size_t from = 0; from < n; from += kProducts) {
-            const std::size_t here = std::min(kProducts, n - from);
-            GatherDot(keys, key + from, here, dq, d, products);
-            for (std::size_t i = from; i < from + here; ++i) {
-              const double x = factor * static_cast<double>(products[i - from]);
-              ds[i] *= static_cast<float>(factor * terms.Derivative(x, distance(i)));
-            }
-          }
-        } else {
-          for (std::size_t i = 0; i < n; ++i) {
-            ds[i] *= static_cast<float>(factor);
-            if (terms.distances.any()) ds[i] *= *terms.distances.a(distance(i));
-          }
-        }
-        if (gradients.dq.data != nullptr || gradients.d_length_scale != nullptr) {
-          GatherSum(keys, key, ds, n, d, dq);
-          if (gradients.dq.data != nullptr) {
-            StoreFloats(dq, gradients.dq, Offset(gradients.dq.strides, b, h, q_row), d);
-          }
-          if (gradients.d_length_scale != nullptr) {
-            // dq = c sum_j (ds_j a_j scale) k_j, and the derivative in c is the same sum times q.
-            float* q = scratch.query_rows.get();
-            LoadFloats(HeadRows::Of(params.q, b, h), q_row, d, q);
-            const double dot = DotFloats(q, dq, static_cast<std::size_t>(d));
-            gradients.d_length_scale[index0 + r] = dot * ScaleOf(params) / factor;
-          }
-        }
-        edges->End(r, key, p, n);
-      });
+      }
+    } else {
+      for (std::size_t i = 0; i < n; ++i) {
+        ds[i] *= static_cast<float>(factor);
+        if (terms.distances.any()) ds[i] *= *terms.distances.a(distance(i));
+      }
+    }
+  };
+  const auto store = [&](std::int64_t r) HWY_ATTR {
+    const std::int64_t q_row = q_begin + r;
+    if (gradients.dq.data != nullptr) {
+      StoreFloats(dq, gradients.dq, Offset(gradients.dq.strides, b, h, q_row), d);
+    }
+    if (gradients.d_length_scale == nullptr) return;
+    // dq = c sum_j (ds_j a_j scale) k_j, and the derivative in c is the same sum times q.
+    float* q = scratch.query_rows.get();
+    LoadFloats(HeadRows::Of(params.q, b, h), q_row, d, q);
+    const double dot = DotFloats(q, dq, static_cast<std::size_t>(d));
+    gradients.d_length_scale[index0 + r] =
+        dot * ScaleOf(params) / RowFactor(params, sequence, h, q_row);
+  };
+
+  // Rows that share their keys gather the values of all, and then the keys, panel by panel. Of
+  // other rows, one after the other, keys are fetched while values are gathered.
+  const bool shared = ShareKeys(static_cast<std::int64_t>(supports.entries), head.keys->count);
+  const auto bytes = static_cast<std::int64_t>(SizeOf(keys.dtype));
+  const auto width = static_cast<std::size_t>(2 * d);
+  std::size_t end = 0;
+  for (std::size_t begin = 0; begin < supports.count; begin = end) {
+    end = shared ? supports.count : begin + 1;
+    constexpr std::size_t kRoom = 64;  // a sink's entry and a vector
+    std::size_t at[kBlockRows], room = 0;
+    KeySpans spans;
+    for (std::size_t i = begin; i < end; ++i) {
+      const Support& support = supports.rows[i];
+      if (!shared) PrefetchRows(keys, support.keys, support.n, d);
+      spans.Add(static_cast<std::int64_t>(i), support.keys, support.n);
+      at[i] = room;
+      room += support.n + kRoom;
+    }
+    float* dp = edges->Begin(room);
+    spans.ForEach(shared, head.keys->count, e * bytes,
+                  [&](std::int64_t row, std::int64_t from, std::int64_t to) HWY_ATTR {
+                    const auto i = static_cast<std::size_t>(row);
+                    const Support& support = supports.rows[i];
+                    LoadFloats(HeadRows::Of(gradients.d_out, b, h), q_begin + support.row, e,
+                               d_out);
+                    GatherDot(values, support.keys + from, static_cast<std::size_t>(to - from),
+                              d_out, e, dp + at[i] + from);
+                  });
+    for (std::size_t i = begin; i < end; ++i) {
+      const Support& support = supports.rows[i];
+      float* ds = dp + at[i];
+      differentiate(support, ds);
+      at[i] = edges->size();
+      edges->Add(support.row, support.keys, support.weights, ds, support.n);
+    }
+    if (!queries) continue;
+    const auto pairs_of = [&](std::size_t i) { return scratch.pairs.get() + (i - begin) * width; };
+    spans.ForEach(shared, head.keys->count, d * bytes,
+                  [&](std::int64_t row, std::int64_t from, std::int64_t to) HWY_ATTR {
+                    const auto i = static_cast<std::size_t>(row);
+                    GatherPairs(keys, supports.rows[i].keys + from, edges->ds() + at[i] + from,
+                                static_cast<std::size_t>(to - from), d, from == 0, pairs_of(i));
+                  });
+    for (std::size_t i = begin; i < end; ++i) {
+      SumPairs(pairs_of(i), d, dq);
+      store(supports.rows[i].row);
+    }
+  }
+  return true;
 }
 
 // sums[key[i]] += weight[i] * x for n keys. x: [columns], sums: [keys, columns].

@@ -234,6 +234,7 @@ struct SweepScratch {
   // Sample of keys, [kMomentSamples][dim] and a vector, and their covariance, [dim + 3][pitch].
   hwy::AlignedFreeUniquePtr<float[]> moments;
   hwy::AlignedFreeUniquePtr<float[]> row_buffer;  // [max(head_dim, value_dim) + 64] twice
+  hwy::AlignedFreeUniquePtr<float[]> pairs;       // sums, [block rows][2][head_dim or value_dim]
 
   // The members that a hit needs come first: one line of the cache.
   struct alignas(64) Row {
