@@ -579,6 +579,9 @@ def test_tables_and_the_figure_of_lengths(tmp_path):
     # The scores of a task differ, and its variance of 1/8 is that of one sample.
     half = 100.0 * 1.96 * math.sqrt(1 / 8 / 2) / 2
     assert ["softmax", "its own", "mean", f"50 ({50 - half:.0f} to {50 + half:.0f})"] in cells
+    # One sample of a task does not tell how far others lie.
+    few = {"softmax": {"ruler": {"rope": {1024: ruler | {"ruler_fwe": [1.0]}}}}}
+    assert any("67 (0 to 100)" in line for line in lengths.tables(few, looks))
     lengths.draw(results, looks, tmp_path / "lengths")
     pictures = [(tmp_path / f"lengths.{kind}").read_bytes() for kind in ("svg", "png")]
     # The same out of the file that results are kept in.

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from tsallis.integrations.transformers import TsallisCache
 from tsallis_report import style
-from tsallis_report.data import share_interval
+from tsallis_report.data import WITHIN_95, share_interval
 from tsallis_report.parts import save_figure
 from tsallis_report.table import markdown_table
 
@@ -416,7 +416,7 @@ def _ruler_mean(found: Mapping[str, list[float]]) -> tuple[float, float, float]:
     if min(map(len, found.values())) < 2:
         return mean, 0.0, 100.0  # one sample does not tell how far others lie
     squares = sum(np.var(scores, ddof=1) / len(scores) for scores in found.values())
-    half = 1.96 * 100.0 * math.sqrt(squares) / len(found)
+    half = WITHIN_95 * 100.0 * math.sqrt(squares) / len(found)
     return mean, max(0.0, mean - half), min(100.0, mean + half)
 
 

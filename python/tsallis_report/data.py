@@ -107,9 +107,13 @@ class Contrast:
     p: float | None = None  # of the paired t-test over seeds; of fewer than three there is none
 
 
+# A normal number lies within so many standard deviations of its mean with 95 %.
+WITHIN_95 = 1.959963984540054
+
+
 def share_interval(held: int, of: int) -> tuple[float, float]:
     """The 95 % interval of the share ``held`` of ``of`` independent draws, in % (Wilson 1927)."""
-    z = 1.959963984540054
+    z = WITHIN_95
     share, width = held / of, z * z / of
     middle = share + width / 2.0
     half = z * math.sqrt(share * (1.0 - share) / of + width / of / 4.0)
